@@ -1,0 +1,1 @@
+"""What operators use: configuration, commands, the HTTP API and metrics."""
