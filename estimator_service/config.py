@@ -1,8 +1,8 @@
 """The estimator's settings. Every default is written here, once."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from estimator_service.messages import MAX_STRATA
 from estimator_service.pooling import Priors
@@ -19,27 +19,18 @@ class FitConfig(BaseModel):
 
     half_life: Positive = 300.0
     """Seconds until evidence counts half. Longer is steadier, shorter follows traffic sooner."""
-    drift_half_life: Positive = 5.0
-    """Seconds, while a detected drift has not been caught up with."""
     ridge: Positive = 1e-3
     """Levenberg ridge on the step; the same as vLLM's."""
     smoothness: NonNegative = 4.0
     """Precision of the random walk of intercepts over positions: steps of 1/2 logit are usual."""
     pooling: Positive = 4.0
-    """Precision of a stratum's offsets from the pair's intercepts: 1/2 logit is usual."""
+    """Precision of a stratum's offset at position 0: 1/2 logit is usual."""
+    offset_smoothness: Positive = 64.0
+    """Precision of the random walk of a stratum's offsets: 1/8 logit a position is usual."""
     damping: NonNegative = 50.0
     """Labels at which a coefficient takes half of its Newton step; the same as vLLM's."""
     publish_above: NonNegative = 1e-3
     """Logits. A fit that moves no coefficient further than this makes no new version."""
-
-    @model_validator(mode="after")
-    def _drift_is_faster(self) -> Self:
-        if self.drift_half_life > self.half_life:
-            raise ValueError(
-                f"drift_half_life ({self.drift_half_life}) must not exceed half_life "
-                f"({self.half_life})"
-            )
-        return self
 
     @property
     def priors(self) -> Priors:
@@ -48,6 +39,7 @@ class FitConfig(BaseModel):
             ridge=self.ridge,
             smoothness=self.smoothness,
             pooling=self.pooling,
+            offset_smoothness=self.offset_smoothness,
             damping=self.damping,
         )
 
@@ -61,7 +53,7 @@ class TrustConfig(BaseModel):
     """Largest share of one refit's labels from one replica; never below twice an equal share."""
     min_labels: Positive = 200.0
     """Labels of late before a replica can be judged."""
-    memory: Positive = 2000.0
+    memory: Positive = 1000.0
     """Labels over which a replica's residual is averaged: older ones fade out."""
     deviations: Positive = 6.0
     """Standard errors from the fleet at which a replica stands outside it ..."""
@@ -82,6 +74,8 @@ class DriftConfig(BaseModel):
     """A drift is over when every residual is within this many standard errors ..."""
     calm_refits: Annotated[int, Field(ge=1)] = 2
     """... this many refits in a row."""
+    keep_labels: NonNegative = 400.0
+    """Old labels that may weigh in while a drift is caught up with, if no more are new."""
 
 
 class ExplorationConfig(BaseModel):

@@ -50,8 +50,10 @@ class Watermark(Struct, frozen=True):
         skip = oldest - 1 - self.through
         if skip <= 0:
             return self, 0
-        came = (self.beyond & ((1 << skip) - 1)).bit_count()
-        return self._closed(self.through + skip, self.beyond >> skip), skip - came
+        # Not masked with (1 << skip) - 1: a sender may say 2**62, and there is no such number.
+        rest = self.beyond >> skip
+        came = self.beyond.bit_count() - rest.bit_count()
+        return self._closed(self.through + skip, rest), skip - came
 
     @staticmethod
     def _closed(through: int, beyond: int) -> Watermark:

@@ -99,16 +99,24 @@ class Evidence:
         arrived = self._arrived.pop(replica, {})
         return float(sum(part.quadratic[:, N].sum() for part in arrived.values()))
 
-    def fold(self, discount: float, share: float) -> Folded:
-        """Fade what is held by `discount`, then merge what arrived, capped by `influence`."""
-        self.quadratics *= discount
-        self.sketches *= discount
+    def fold(self, discount: float, share: float, keep: float = np.inf) -> Folded:
+        """Fade what is held by `discount`, then merge what arrived, capped by `influence`.
+
+        While a drift is being caught up with, no more of the old labels is kept than `keep` or as
+        many as are new, whichever is more. (A shorter half-life in seconds would do as well where
+        traffic is heavy, and leave a pair with little traffic without any evidence.)
+        """
         residuals = np.zeros((len(self.strata), self._positions, 3))
         replicas = list(self._arrived.values())
         brought = np.array(
             [sum(part.quadratic[:, N].sum() for part in parts.values()) for parts in replicas]
         )
         weights = influence(brought, share)
+        fresh, held = float(brought @ weights), float(self.labels.sum())
+        if held > 0.0:
+            discount = min(discount, max(fresh, keep) / held)
+        self.quadratics *= discount
+        self.sketches *= discount
         for parts, weight in zip(replicas, weights, strict=True):
             for stratum, part in parts.items():
                 s = self._index[stratum]
@@ -116,7 +124,7 @@ class Evidence:
                 self.sketches[s] += weight * part.cells
                 residuals[s] += weight * part.residuals
         self._arrived.clear()
-        return Folded(float(brought @ weights), residuals)
+        return Folded(fresh, residuals)
 
     def clear(self) -> None:
         """Forget every label, held or arrived; strata keep their places."""

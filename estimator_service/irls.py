@@ -1,15 +1,14 @@
 """One Newton step of iteratively reweighted least squares, damped and guarded.
 
-The pair's normal equations, with the strata already eliminated (see `pooling`), are bordered
-tridiagonal: the slope couples to every intercept, and a random-walk prior couples each intercept
-to its neighbours,
+The pair's normal equations, with the strata already eliminated (see `pooling`), couple the slope
+to every intercept, and a random-walk prior couples each intercept to its neighbours:
 
-    | A + l      B^T                | | slope      |   | E0 + l slope_0      |
-    | B          diag(C + l) + rho D| | intercepts | = | E1 + l intercepts_0 |
+    | A + l    B^T               | | slope      |   | E0 + l slope_0      |
+    | B        W + rho D^T D + l | | intercepts | = | E1 + l intercepts_0 |
 
-with D the second-difference matrix of the prior rho/2 sum_k (b_k - b_{k-1})^2 and l the Levenberg
-ridge on the step. Where every round was graded at the present coefficients this is the Newton step
-(H + l I) delta = g of the log-likelihood. Solved in O(K).
+with rho/2 sum_k (b_k - b_{k-1})^2 = rho/2 |D b|^2 the prior and l the Levenberg ridge on the step.
+Where every round was graded at the present coefficients and nothing is pooled, W is diagonal and
+this is the Newton step (H + l I) delta = g of the log-likelihood.
 
 Without the prior a deep position never sees a label once a pessimistic intercept keeps it from
 being admitted; with it, it follows the position before it.
@@ -23,7 +22,6 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.linalg import solveh_banded
 
 from estimator_service.logistic import Array
 from estimator_service.parameters import Parameters
@@ -86,13 +84,16 @@ class SingularSystemError(ArithmeticError):
 
 @dataclass(frozen=True, eq=False)
 class NormalEquations:
-    """A, B [K], C [K], E0, E1 [K] of the module's docstring, and the labels behind each part."""
+    """A, B, W, E0, E1 of the module's docstring, and the labels behind each part."""
 
     slope_precision: float
     coupling: Array
+    """[K]."""
     precision: Array
+    """[K, K], symmetric, positive semidefinite."""
     slope_potential: float
     potential: Array
+    """[K]."""
     observations: Array
     """[K], labels behind each intercept."""
     slope_observations: float
@@ -106,65 +107,59 @@ class NormalEquations:
         ridge: float,
         smoothness: float,
         damping: float,
-        slope_pin: float | None = None,
-        pins: Array | None = None,
+        slope_pin: float,
+        pins: Array,
     ) -> tuple[float, Array]:
         """The damped step's end point, from `slope`, `intercepts` [K].
 
-        The slope moves by N / (N + damping) of its step, N the labels at all positions. The
-        intercepts are then solved given that slope and move by n / (n + damping), with n the
-        position's labels and those that the prior lends it (see `borrowed`).
+        The slope moves by N / (N + damping) of its step, N the labels behind it. The intercepts
+        are then solved given that slope and move by n / (n + damping), with n the position's
+        labels and those that the prior lends it (see `borrowed`).
 
         Args:
             ridge: l above. Holds a coefficient without evidence where it is.
             smoothness: rho above, in units of precision (a label is worth p(1-p), at most 1/4).
-            slope_pin: value the slope must keep; the intercepts are fitted given it.
+            damping: labels at which a coefficient takes half of its step.
+            slope_pin: value the slope must keep, the intercepts being fitted given it; NaN if free.
             pins: [K], values intercepts must keep, NaN where free.
 
         Raises:
             SingularSystemError: no finite solution.
         """
-        positions = len(intercepts)
-        free = np.ones(positions, dtype=bool) if pins is None else np.isnan(pins)
-        pinned = np.zeros(positions) if pins is None else np.where(free, 0.0, pins)
-
-        # A pinned coordinate leaves the system: its row becomes "x = pin", and what its column
-        # contributed moves to the right-hand side.
-        slope_precision = self.slope_precision + ridge
-        slope_potential = self.slope_potential + ridge * slope - self.coupling @ pinned
-        coupling = np.where(free, self.coupling, 0.0)
-        links = np.full(positions - 1, smoothness)
-        diagonal = self.precision + ridge
-        diagonal[1:] += links
-        diagonal[:-1] += links
-        right = self.potential + ridge * intercepts
-        right[1:] += links * pinned[:-1]
-        right[:-1] += links * pinned[1:]
-        right = np.where(free, right, pinned)
-        band = np.zeros((2, positions))
-        band[0, 1:] = -links * (free[1:] & free[:-1])
-        band[1] = np.where(free, diagonal, 1.0)
+        free = np.isnan(pins)
+        pinned = np.where(free, 0.0, pins)
+        walk = np.diff(np.eye(len(pins)), axis=0)
+        matrix = self.precision + smoothness * walk.T @ walk + ridge * np.eye(len(pins))
+        right = np.column_stack([self.coupling, self.potential + ridge * intercepts])
+        # A pinned coordinate leaves the system: its row says "it is the pin, whatever the slope",
+        # and what its column contributed to the others moves to the right-hand side.
+        right[:, 1] -= matrix @ pinned
+        right[~free] = 0.0
+        matrix[~free], matrix[:, ~free] = 0.0, 0.0
+        matrix[~free, ~free] = 1.0
         try:
-            x = solveh_banded(band, np.column_stack([coupling, right]), check_finite=False)
+            with np.errstate(invalid="ignore", over="ignore"):
+                x = np.linalg.solve(matrix, right)
         except np.linalg.LinAlgError as error:
             raise SingularSystemError(str(error)) from error
+        x[:, 1] += pinned
 
-        if slope_pin is not None:
-            new_slope = slope_pin
-        else:
-            best = (slope_potential - coupling @ x[:, 1]) / (slope_precision - coupling @ x[:, 0])
-            new_slope = slope + shrink(self.slope_observations, damping) * (best - slope)
+        if np.isnan(slope_pin):
+            coupling, potential = self.coupling, self.slope_potential + ridge * slope
+            best = potential - coupling @ x[:, 1]
+            best /= self.slope_precision + ridge - coupling @ x[:, 0]
+            new_slope = slope + float(shrink(self.slope_observations, damping)) * (best - slope)
             # The constrained optimum: at the bound, with the intercepts solved given it.
-            new_slope = float(np.clip(new_slope, 0.0, MAX_SLOPE))
+            new_slope = min(max(float(new_slope), 0.0), MAX_SLOPE)
+        else:
+            new_slope = slope_pin
         best_intercepts = x[:, 1] - x[:, 0] * new_slope
         factor = shrink(borrowed(self.observations, smoothness), damping)
         new_intercepts = intercepts + factor * (best_intercepts - intercepts)
-        new_intercepts = np.where(
-            free, np.clip(new_intercepts, -MAX_INTERCEPT, MAX_INTERCEPT), pinned
-        )
+        new_intercepts = np.clip(new_intercepts, -MAX_INTERCEPT, MAX_INTERCEPT)
         if not (np.isfinite(new_slope) and np.isfinite(new_intercepts).all()):
             raise SingularSystemError("the normal equations have no finite solution")
-        return new_slope, new_intercepts
+        return new_slope, np.where(free, new_intercepts, pinned)
 
 
 def shrink(observations: ArrayLike, damping: float) -> Array:
@@ -175,7 +170,7 @@ def shrink(observations: ArrayLike, damping: float) -> Array:
 
 
 def borrowed(observations: Array, smoothness: float) -> Array:
-    """[K], each position's labels and those that the random walk lends it from the one before.
+    """[..., K], each position's labels and those that a random walk lends it from the one before.
 
     Variances add along the link, so a neighbour's n labels are worth 1 / (1/n + 1/m) here, with
     m = 4 * smoothness the labels that carry as much precision as the prior does (a label carries
@@ -185,10 +180,10 @@ def borrowed(observations: Array, smoothness: float) -> Array:
     array([16.        ,  8.        ,  5.33333333])
     """
     out = observations.copy()
-    m = 4.0 * smoothness
-    for k in range(1, len(out)):
-        n = out[k - 1]
-        out[k] += n * m / (n + m) if n > 0.0 else 0.0
+    rate = 0.25 / smoothness if smoothness > 0.0 else np.inf
+    with np.errstate(divide="ignore", over="ignore"):
+        for k in range(1, out.shape[-1]):
+            out[..., k] += 1.0 / (1.0 / out[..., k - 1] + rate)
     return out
 
 

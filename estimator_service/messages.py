@@ -28,9 +28,9 @@ MAX_POSITIONS = 64
 MAX_STRATA = 256
 """The most strata that one message may name; `config` sets what a pair may have."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 Stratum = Annotated[
-    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")
+    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*\Z")
 ]
 Count = Annotated[int, Meta(ge=0)]
 Serial = Annotated[int, Meta(ge=1, le=2**62)]
@@ -332,9 +332,8 @@ class PairSnapshot(Struct, frozen=True, kw_only=True):
     frozen: bool
     policy: PolicyOrder
     override: Override | None
-    half_life: float
-    """Seconds, as in use now."""
     drifting: bool
+    """A drift was detected and has not been caught up with: old evidence is being dropped."""
     exploring: tuple[Name, ...]
     """Replicas that hold an exploration order."""
     last_fit: FitReport | None
@@ -373,6 +372,8 @@ _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (Frame, Reply, Snapshot)
 }
 _header = msgspec.msgpack.Decoder(_Header)
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What msgspec raises; the second for an unknown field nested a thousand deep."""
 
 
 Message = TypeVar("Message", Frame, Reply, Snapshot)
@@ -392,7 +393,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
     """
     try:
         message: Message = _decoders[kind].decode(data)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         _check_schema(data)
         raise MalformedMessageError(f"not a {kind.__name__}: {error}") from error
     if message.schema != SCHEMA:
@@ -403,7 +404,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
 def _check_schema(data: bytes) -> None:
     try:
         schema = _header.decode(data).schema
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return
     if schema != SCHEMA:
         raise UnknownSchemaError(f"schema {schema} is not {SCHEMA}, the one read here")

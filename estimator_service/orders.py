@@ -46,7 +46,7 @@ def resolve_pins(pinned: Pinned, strata: Sequence[str], positions: int) -> Pins:
         OrderError: nothing pinned, a value not finite or out of range, an unknown position or
             stratum.
     """
-    if pinned == Pinned():
+    if pinned.slope is None and not pinned.intercepts and not any(pinned.strata.values()):
         raise OrderError("an override must pin something")
     pins = Pins.none(len(strata), positions)
     slope = float("nan")
@@ -73,10 +73,20 @@ def check_policy(order: PolicyOrder, positions: int) -> None:
 
 
 def check_words(actor: str, reason: str) -> None:
-    """Raises OrderError unless it is said who orders something, and why."""
+    """Raises OrderError unless it is said who orders something, and why.
+
+    What passes can be stored and read back: an order that could not would keep the estimator from
+    storing anything, or from starting again.
+    """
     for name, text, most in (("actor", actor, 128), ("reason", reason, 1000)):
-        if not text.strip() or len(text) > most:
+        if not text.strip():
+            raise OrderError(f"{name} must say something, got {text!r}")
+        if len(text) > most:
             raise OrderError(f"{name} must have 1 to {most} characters, got {len(text)}")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise OrderError(f"{name} must be encodable as UTF-8, got {text!r}")
+    if any(character < " " or character == "\x7f" for character in actor):
+        raise OrderError(f"actor must have no control characters, got {actor!r}")
 
 
 def check_seconds(name: str, value: float, most: float) -> None:

@@ -102,7 +102,8 @@ class Statistics(_Sums):
         f = np.clip(f[known], -MAX_LOG_ODDS, MAX_LOG_ODDS)
         v, r = p * (1.0 - p), y - p
         columns = (v * f * f, v * f, v, r * f, r, np.ones_like(p))
-        return cls(np.stack([np.bincount(k, x, positions) for x in columns], axis=1))
+        sums = [np.bincount(k, x, positions) for x in columns]
+        return cls(np.stack(sums, axis=1).astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,9 +59,9 @@ class Trust:
         """Remember a round's statistics [K, 6]; returns the replica's standing."""
         standing = self.standing(replica)
         fresh = statistics.sum(axis=0)
-        # Old labels fade as new ones come, not as time goes: silence is no evidence.
-        standing.recent *= self._config.memory / (self._config.memory + fresh[N])
         standing.recent += fresh
+        # Old labels fade as new ones come, not as time goes: silence is no evidence.
+        standing.recent *= min(1.0, self._config.memory / max(standing.recent[N], 1.0))
         return standing
 
     def standing(self, replica: str) -> Standing:
