@@ -32,8 +32,8 @@ check: setup ## Check format, lint, types and the direction of imports
 bench: setup ## Run the benchmarks and print what they measured
 	@$(BIN)/python -m tests.benchmarks
 
-demo: ## Show a fleet at work (comes with a later issue)
-	@echo "not yet: the demo comes with a later issue; try \`$(BIN)/specfleet fit --help\`"
+demo: setup ## Show a fleet at work (not yet)
+	@echo "not yet: the fleet is to come; try \`$(BIN)/specfleet fit --help\`"
 
 clean: ## Remove caches and build products; .venv stays
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

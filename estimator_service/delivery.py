@@ -121,6 +121,7 @@ class Inbox:
         verdict = Verdict.DUPLICATE if seq in mark else Verdict.NEW
         self._sources[key] = Source(*key, mark.add(seq), now)
         self._changed.add(key)
+        self._forgotten.discard(key)
         return Arrival(verdict, lost)
 
     def durable_seq(self, key: SourceKey) -> int:

@@ -5,7 +5,7 @@ and the store is touched by `open` and `checkpoint` only, so nothing here waits 
 replica waits for a reply. A shell that must not block saves by itself:
 
     checkpoint = estimator.prepare()      # on the loop, quick
-    store.save(checkpoint)                # elsewhere, may take its time
+    store.save(checkpoint, ...)           # elsewhere, may take its time
     estimator.confirm(checkpoint)         # on the loop again
 """
 
@@ -178,7 +178,7 @@ class Estimator:
         change nothing any more and should end.
         """
         checkpoint = self.prepare()
-        self._store.save(checkpoint)
+        self._store.save(checkpoint, keep_versions=self._config.history)
         self.confirm(checkpoint)
 
     def prepare(self) -> Checkpoint:
@@ -281,7 +281,6 @@ class Estimator:
             raise UnknownReplicaError(pair_id, replica)
         if action is Action.HOLD:
             pair.trust.hold(replica)
-            pair.evidence.reject(replica)
         else:
             pair.trust.clear(replica)
         self._note(pair, actor, action, reason, before, msgspec.json.encode(replica))

@@ -14,7 +14,7 @@ import numpy as np
 from estimator_service.intake import CheckedRound
 from estimator_service.logistic import Array
 from estimator_service.sketch import ACCEPTED, BINS, COUNT
-from estimator_service.statistics import G1, WIDTH, C, N, recentre
+from estimator_service.statistics import G0, G1, WIDTH, C, N, hessian_times
 from estimator_service.trust import influence
 
 
@@ -22,12 +22,12 @@ from estimator_service.trust import influence
 class _Arrived:
     """One replica's rounds of one stratum since the last fold."""
 
-    residuals: Array
-    """[K, 3]: sum of y - p, sum of p (1 - p), labels."""
-    quadratic: Array
-    """[K, 6]."""
+    statistics: Array
+    """[K, 6], whichever versions graded them."""
+    offsets: Array
+    """[K, 2]: H theta of each round, what makes its gradient a potential."""
     cells: Array
-    """[3, K, BINS]."""
+    """[3, K * BINS]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,13 @@ class Folded:
     """What a fold brought in, replicas and versions together."""
 
     labels: float
+    """Weighted by `influence`."""
     residuals: Array
-    """[S, K, 3]: sum of y - p, sum of p (1 - p), labels; each at the version that graded it."""
+    """[S, K, 3], weighted likewise: sum of y - p, sum of p (1 - p), labels."""
+    counted: Array
+    """[2, K]: labels and accepted labels, each counted once whatever its weight."""
+    by_replica: dict[str, float]
+    """Labels that each brought."""
 
 
 class Evidence:
@@ -86,18 +91,24 @@ class Evidence:
         arrived = of_replica.get(part.stratum)
         if arrived is None:
             k = self._positions
-            arrived = _Arrived(np.zeros((k, 3)), np.zeros((k, WIDTH)), np.zeros((3, k, BINS)))
+            arrived = _Arrived(np.zeros((k, WIDTH)), np.zeros((k, 2)), np.zeros((3, k * BINS)))
             of_replica[part.stratum] = arrived
-        sums = part.statistics.copy()
-        arrived.residuals += sums[:, [G1, C, N]]
-        recentre(sums, slope, part.intercepts)
-        arrived.quadratic += sums
-        arrived.cells.reshape(3, -1)[:, part.cells.cell] += part.cells.columns
+        arrived.statistics += part.statistics
+        arrived.offsets += hessian_times(part.statistics, slope, part.intercepts)
+        for sums, column in zip(arrived.cells, part.cells.columns, strict=True):
+            sums[part.cells.cell] += column
+
+    def arrivals(self) -> dict[str, Array]:
+        """By replica: its statistics [6] since the last fold, over strata and positions."""
+        return {
+            replica: np.sum([part.statistics.sum(axis=0) for part in parts.values()], axis=0)
+            for replica, parts in self._arrived.items()
+        }
 
     def reject(self, replica: str) -> float:
         """Drop what a replica sent since the last fold; returns how many labels that was."""
         arrived = self._arrived.pop(replica, {})
-        return float(sum(part.quadratic[:, N].sum() for part in arrived.values()))
+        return float(sum(part.statistics[:, N].sum() for part in arrived.values()))
 
     def fold(self, discount: float, share: float, keep: float = np.inf) -> Folded:
         """Fade what is held by `discount`, then merge what arrived, capped by `influence`.
@@ -106,25 +117,27 @@ class Evidence:
         many as are new, whichever is more. (A shorter half-life in seconds would do as well where
         traffic is heavy, and leave a pair with little traffic without any evidence.)
         """
-        residuals = np.zeros((len(self.strata), self._positions, 3))
-        replicas = list(self._arrived.values())
-        brought = np.array(
-            [sum(part.quadratic[:, N].sum() for part in parts.values()) for parts in replicas]
-        )
+        by_replica = {replica: float(sums[N]) for replica, sums in self.arrivals().items()}
+        brought = np.array(list(by_replica.values()))
         weights = influence(brought, share)
         fresh, held = float(brought @ weights), float(self.labels.sum())
         if held > 0.0:
             discount = min(discount, max(fresh, keep) / held)
         self.quadratics *= discount
         self.sketches *= discount
-        for parts, weight in zip(replicas, weights, strict=True):
-            for stratum, part in parts.items():
+        residuals = np.zeros((len(self.strata), self._positions, 3))
+        counted = np.zeros((2, self._positions))
+        for replica, weight in zip(by_replica, weights, strict=True):
+            for stratum, part in self._arrived[replica].items():
                 s = self._index[stratum]
-                self.quadratics[s] += weight * part.quadratic
-                self.sketches[s] += weight * part.cells
-                residuals[s] += weight * part.residuals
+                cells = part.cells.reshape(self.sketches.shape[1:])
+                self.quadratics[s] += weight * part.statistics
+                self.quadratics[s, :, G0 : G1 + 1] += weight * part.offsets
+                self.sketches[s] += weight * cells
+                residuals[s] += weight * part.statistics[:, [G1, C, N]]
+                counted += cells[[COUNT, ACCEPTED]].sum(axis=-1)
         self._arrived.clear()
-        return Folded(fresh, residuals)
+        return Folded(fresh, residuals, counted, by_replica)
 
     def clear(self) -> None:
         """Forget every label, held or arrived; strata keep their places."""

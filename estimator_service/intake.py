@@ -8,11 +8,14 @@ Besides being finite and of the right length, a round's sums must be possible. W
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator_service.irls import MAX_INTERCEPT, MAX_SLOPE
-from estimator_service.logistic import MAX_LOG_ODDS, Array
+from estimator_service.logistic import MAX_LOG_ODDS as F
+from estimator_service.logistic import Array
 from estimator_service.messages import Frame, Refusal, StratumRound, decode_array
 from estimator_service.sketch import (
     ACCEPTED,
@@ -31,7 +34,26 @@ _ROUNDING = 1e-2
 """For sums that were taken in float32, as a device does: after 100,000 labels with one and the same
 feature, b^2 was found 0.4% above a c."""
 _UNDERFLOW = 1e-30
-"""For features below 1e-15, whose squares a device rounds to anything or nothing."""
+"""For what a device rounds to anything or nothing: squares of features below 1e-15, weights of
+predictions that are nearly certain."""
+_ABOVE = 1.0 + _ROUNDING
+_RULES = (
+    # Each is a linear form in (a, b, c, g0, g1, n, y, 1) that must not be negative, so that all
+    # of them together are one small matrix product: this runs for every frame.
+    (f"0 <= n <= {MAX_LABELS:g}", {"n": 1.0}),
+    (f"0 <= n <= {MAX_LABELS:g}", {"1": MAX_LABELS, "n": -1.0}),
+    ("0 <= c <= n/4", {"c": 1.0}),
+    ("0 <= c <= n/4", {"n": 0.25 * _ABOVE, "c": -1.0}),
+    ("0 <= a <= F^2 c", {"a": 1.0}),
+    ("0 <= a <= F^2 c", {"c": F * F * _ABOVE, "n": _UNDERFLOW, "a": -1.0}),
+    ("y - n <= g1 <= y", {"y": 1.0, "n": _ROUNDING, "g1": -1.0}),
+    ("y - n <= g1 <= y", {"g1": 1.0, "n": _ABOVE, "y": -1.0}),
+    ("|g0| <= F n", {"n": F * _ABOVE, "g0": -1.0}),
+    ("|g0| <= F n", {"n": F * _ABOVE, "g0": 1.0}),
+)
+_TERMS = ("a", "b", "c", "g0", "g1", "n", "y", "1")
+_FORMS = np.array([[form.get(term, 0.0) for _, form in _RULES] for term in _TERMS])
+"""[8, rules]."""
 
 
 class FrameRefused(ValueError):
@@ -54,13 +76,6 @@ class CheckedRound:
     """[K], that graded it."""
     cells: PackedCells
     """Its sketch."""
-    accepted: Array
-    """[K], accepted labels."""
-
-    @property
-    def labels(self) -> Array:
-        """[K]."""
-        return self.statistics[:, N]
 
 
 def check_frame(frame: Frame, positions: int) -> list[CheckedRound]:
@@ -89,50 +104,60 @@ def _check_round(stratum: str, part: StratumRound, positions: int) -> CheckedRou
         )
     intercepts = decode_array(part.intercepts)
     sums = decode_array(part.statistics).reshape(positions, WIDTH)
-    if not (np.isfinite(intercepts).all() and np.isfinite(sums).all()):
-        _refuse(Refusal.NOT_FINITE, f"stratum {stratum}: a sum or an intercept is not finite")
-    if np.abs(intercepts).max() > MAX_INTERCEPT:
-        _refuse(Refusal.OUT_OF_RANGE, f"stratum {stratum}: |intercept| above {MAX_INTERCEPT:g}")
+    # Written so that NaN fails, here and below: whether it was that is asked when something is.
+    if not np.abs(intercepts).max() <= MAX_INTERCEPT:
+        _check_finite(stratum, "intercepts", intercepts)
+        _refuse(
+            Refusal.OUT_OF_RANGE,
+            f"stratum {stratum}: intercepts must be in -{MAX_INTERCEPT:g}..{MAX_INTERCEPT:g}, "
+            f"got {intercepts.tolist()}",
+        )
     try:
         cells = read_packed(positions, part.sketch)
     except SketchFormatError as error:
         raise FrameRefused(Refusal.MALFORMED, f"stratum {stratum}: {error}") from error
     position = cells.cell // BINS
-    accepted = np.bincount(position, cells.columns[ACCEPTED], positions).astype(np.float64)
+    accepted = np.bincount(position, cells.columns[ACCEPTED], positions)
     _check_sums(stratum, sums, accepted)
     counted = np.bincount(position, cells.columns[COUNT], positions)
-    if not np.array_equal(counted, sums[:, N]):
+    if not (counted == sums[:, N]).all():
         _refuse(
             Refusal.IMPOSSIBLE,
             f"stratum {stratum}: the sketch counts {counted.tolist()} labels, "
             f"the statistics {sums[:, N].tolist()}",
         )
-    return CheckedRound(stratum, sums, intercepts, cells, accepted)
+    return CheckedRound(stratum, sums, intercepts, cells)
 
 
-def _check_sums(stratum: str, sums: Array, accepted: Array) -> None:
-    a, b, c, g0, g1, n = sums.T
-    above = 1.0 + _ROUNDING
-    spare = _ROUNDING * n
-    with np.errstate(over="ignore"):  # of the square of a b that another rule forbids
-        rules = {
-            f"0 <= n <= {MAX_LABELS:g}": (n >= 0.0) & (n <= MAX_LABELS),
-            "0 <= c <= n/4": (c >= 0.0) & (c <= 0.25 * above * n),
-            "0 <= a <= F^2 c": (a >= 0.0) & (a <= MAX_LOG_ODDS**2 * above * c),
-            "b^2 <= a c": b * b <= above * a * c + _UNDERFLOW * n * n,
-            "y - n <= g1 <= y": (g1 <= accepted + spare) & (g1 >= accepted - n - spare),
-            "|g0| <= F n": np.abs(g0) <= MAX_LOG_ODDS * above * n,
-        }
-    for rule, holds in rules.items():
+def _check_sums(stratum: str, sums: Array, accepted: NDArray[Any]) -> None:
+    terms = np.ones((len(sums), len(_TERMS)))
+    terms[:, :WIDTH] = sums
+    terms[:, WIDTH] = accepted
+    a, b, c, n = sums[:, A], sums[:, B], sums[:, C], sums[:, N]
+    with np.errstate(invalid="ignore", over="ignore"):
+        forms = terms @ _FORMS
+        dependent = b * b <= _ABOVE * a * c + _UNDERFLOW * n * n
+    if (forms >= 0.0).all() and dependent.all():
+        return
+    _check_finite(stratum, "sums", sums)
+    rules = [(rule, form >= 0.0) for (rule, _), form in zip(_RULES, forms.T, strict=True)]
+    for rule, holds in [*rules, ("b^2 <= a c", dependent)]:
         if not holds.all():
             k = int(np.argmin(holds))
             _refuse(
                 Refusal.IMPOSSIBLE,
                 f"stratum {stratum}, position {k}: {rule} is broken by a={sums[k, A]:g} "
                 f"b={sums[k, B]:g} c={sums[k, C]:g} g0={sums[k, G0]:g} g1={sums[k, G1]:g} "
-                f"n={sums[k, N]:g} y={accepted[k]:g}, with F={MAX_LOG_ODDS:g}",
+                f"n={sums[k, N]:g} y={accepted[k]:g}, with F={F:g}",
             )
 
 
-def _refuse(reason: Refusal, detail: str) -> None:
+def _check_finite(stratum: str, what: str, values: Array) -> None:
+    if not np.isfinite(values).all():
+        _refuse(
+            Refusal.NOT_FINITE, f"stratum {stratum}: {what} must be finite, got {values.tolist()}"
+        )
+
+
+def _refuse(reason: Refusal, detail: str) -> NoReturn:
     raise FrameRefused(reason, detail)

@@ -145,12 +145,12 @@ class NormalEquations:
         x[:, 1] += pinned
 
         if np.isnan(slope_pin):
-            coupling, potential = self.coupling, self.slope_potential + ridge * slope
-            best = potential - coupling @ x[:, 1]
-            best /= self.slope_precision + ridge - coupling @ x[:, 0]
-            new_slope = slope + float(shrink(self.slope_observations, damping)) * (best - slope)
+            potential = self.slope_potential + ridge * slope - self.coupling @ x[:, 1]
+            precision = self.slope_precision + ridge - self.coupling @ x[:, 0]
+            share = shrink(self.slope_observations, damping)
+            new_slope = float(slope + share * (potential / precision - slope))
             # The constrained optimum: at the bound, with the intercepts solved given it.
-            new_slope = min(max(float(new_slope), 0.0), MAX_SLOPE)
+            new_slope = min(max(new_slope, 0.0), MAX_SLOPE)
         else:
             new_slope = slope_pin
         best_intercepts = x[:, 1] - x[:, 0] * new_slope
@@ -163,10 +163,9 @@ class NormalEquations:
 
 
 def shrink(observations: ArrayLike, damping: float) -> Array:
-    """n / (n + damping): the share of its Newton step that a coefficient takes. 0/0 is 0."""
+    """n / (n + damping): the share of its Newton step that a coefficient takes; 1 if undamped."""
     n = np.asarray(observations, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(n / (n + damping), nan=0.0)
+    return n / (n + damping) if damping > 0.0 else np.ones_like(n)
 
 
 def borrowed(observations: Array, smoothness: float) -> Array:

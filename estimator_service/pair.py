@@ -150,47 +150,49 @@ class Pair:
             raise FrameRefused(
                 Refusal.TOO_MANY_STRATA, f"{new[0]} would exceed {self._config.max_strata} strata"
             )
-        replica = self._hear(frame, now)
+        self._hear(frame, now)
         self.tally.take_traffic(frame)
         if self._voided and self._voided[0] < frame.graded < self._voided[1]:
             return FrameStatus.DISCARDED
         for name in new:
             self.evidence.add_stratum(name)
-        standing = self.trust.standing(frame.replica)
+        # A quarantined replica's rounds arrive like any other's: it is judged by them, and they
+        # are dropped, or not, when they would be folded in.
         for part in rounds:
-            self.trust.observe(frame.replica, part.statistics)
-            if standing.trusted:
-                self.evidence.arrive(frame.replica, part, frame.slope)
-                self.tally.take_labels(part.labels, part.accepted)
-                replica.labels += float(part.labels.sum())
-        return FrameStatus.MERGED if standing.trusted else FrameStatus.QUARANTINED
+            self.evidence.arrive(frame.replica, part, frame.slope)
+        trusted = self.trust.standing(frame.replica).trusted
+        return FrameStatus.MERGED if trusted else FrameStatus.QUARANTINED
 
-    def _hear(self, frame: Frame, now: float) -> Replica:
+    def _hear(self, frame: Frame, now: float) -> None:
         replica = self.replicas.get(frame.replica)
         if replica is None:
-            replica = Replica(frame.incarnation, frame.applied, now)
-            self.replicas[frame.replica] = replica
+            self.replicas[frame.replica] = Replica(frame.incarnation, frame.applied, now)
         elif frame.incarnation >= replica.incarnation:
             replica.incarnation, replica.applied = frame.incarnation, frame.applied
             replica.heard_at = now
-        return replica
 
     # -- fitting --------------------------------------------------------------------------------
 
     def refit(self, now: float, wall: float) -> FitResult:
         """Fold what arrived into the evidence, refit, and publish what has moved."""
         self._forget_silent(now)
+        arrivals = self.evidence.arrivals()
+        for name, statistics in arrivals.items():
+            self.trust.observe(name, statistics)
         fallen, _ = self.trust.judge()
-        for name in fallen:
-            rejected = self.evidence.reject(name)
-            self.tally.count("labels_rejected", rejected)
-            self.tally.count("quarantines")
+        self.tally.count("quarantines", len(fallen))
+        for name in arrivals:
+            if not self.trust.standing(name).trusted:
+                self.tally.count("labels_rejected", self.evidence.reject(name))
         folded = self.evidence.fold(
             discount=0.5 ** ((now - self._folded_at) / self._config.fit.half_life),
             share=self._config.trust.influence,
             keep=self._config.drift.keep_labels if self.monitor.drifting else np.inf,
         )
         self._folded_at = now
+        self.tally.take_labels(*folded.counted)
+        for name, labels in folded.by_replica.items():
+            self.replicas[name].labels += labels
         for found in self.monitor.observe(self.evidence.strata, folded.residuals):
             self.tally.count(f"drift_{found.detector}")
             self.events.append(

@@ -92,7 +92,10 @@ def newton_point(quadratics: Array, current: Parameters, priors: Priors, pins: P
     held = np.where(free, 0.0, pins.strata)
     # A pinned cell tells the slope what is left once its intercept is known, and nobody else.
     slope_potential = float((h0 - b * held).sum())
-    c = np.where(free, np.maximum(c, MIN_PRECISION * n), 0.0)
+    # The floor is a ridge on the step: it pulls to where the cell is, not to zero.
+    floored = np.maximum(c, MIN_PRECISION * n)
+    h1 = h1 + (floored - c) * current.strata
+    c = np.where(free, floored, 0.0)
     root = np.sqrt(c)
     scale = np.divide(1.0, root, out=np.zeros_like(root), where=root > 0.0)
     b, h1 = b * scale * free, h1 * scale * free
@@ -101,10 +104,10 @@ def newton_point(quadratics: Array, current: Parameters, priors: Priors, pins: P
     kept = np.linalg.inv(np.eye(c.shape[1]) + root[:, :, None] * covariance * root[:, None, :])
     kept_b, kept_h = (kept @ b[:, :, None])[:, :, 0], (kept @ h1[:, :, None])[:, :, 0]
     system = NormalEquations(
-        slope_precision=float(a.sum() - np.vdot(b, b - kept_b)),
+        slope_precision=float(a.sum() - (b * (b - kept_b)).sum()),
         coupling=(root * kept_b).sum(axis=0),
         precision=(root[:, :, None] * kept * root[:, None, :]).sum(axis=0),
-        slope_potential=slope_potential - float(np.vdot(b, h1 - kept_h)),
+        slope_potential=slope_potential - float((b * (h1 - kept_h)).sum()),
         potential=(root * kept_h).sum(axis=0),
         observations=(n * free).sum(axis=0),
         slope_observations=float(n.sum()),
@@ -135,15 +138,27 @@ def newton_point(quadratics: Array, current: Parameters, priors: Priors, pins: P
 def _offset_covariance(positions: int, priors: Priors) -> Array:
     """[K, K], V of the module's docstring."""
     k = np.arange(positions)
-    return 1.0 / priors.pooling + np.minimum.outer(k, k) / priors.offset_smoothness
+    walked: Array = np.minimum.outer(k, k) / priors.offset_smoothness
+    return 1.0 / priors.pooling + walked
+
+
+def penalty(at: Parameters, priors: Priors) -> float:
+    """The priors' part of the objective, nats in all."""
+    steps, offsets = np.diff(at.intercepts), at.strata - at.intercepts
+    total = 0.5 * priors.smoothness * float(steps @ steps)
+    # Full pooling has infinite precision, and no offsets: nothing to weigh.
+    if np.isfinite(priors.pooling):
+        total += 0.5 * priors.pooling * float(offsets[:, 0] @ offsets[:, 0])
+    if np.isfinite(priors.offset_smoothness):
+        total += 0.5 * priors.offset_smoothness * float((np.diff(offsets, axis=1) ** 2).sum())
+    return total
 
 
 class Objective:
     """What a refit lowers: log-loss on the sketch plus the priors, in nats per label."""
 
     def __init__(self, sketches: Array, priors: Priors) -> None:
-        # Contiguous, for BLAS dots: this runs twice or more in every refit.
-        cells = np.ascontiguousarray(np.moveaxis(sketches, 1, 0))
+        cells = np.moveaxis(sketches, 1, 0)
         self._count, self._accepted = cells[COUNT], cells[ACCEPTED]
         self._features = mean_features(cells)
         self._total = max(float(self._count.sum()), 1.0)
@@ -152,14 +167,7 @@ class Objective:
     def __call__(self, at: Parameters) -> float:
         """The objective at `at`."""
         z = at.slope * self._features + at.strata[:, :, None]
-        loss = float(np.vdot(self._count, softplus(z)) - np.vdot(self._accepted, z))
-        steps = np.diff(at.intercepts)
-        penalty = 0.5 * self._priors.smoothness * float(steps @ steps)
-        delta = at.strata - at.intercepts
-        walked = np.diff(delta, axis=1)
-        # Full pooling has infinite precision, and no offsets: nothing to weigh.
-        if np.isfinite(self._priors.pooling):
-            penalty += 0.5 * self._priors.pooling * float(delta[:, 0] @ delta[:, 0])
-        if np.isfinite(self._priors.offset_smoothness):
-            penalty += 0.5 * self._priors.offset_smoothness * float(np.vdot(walked, walked))
-        return (loss + penalty) / self._total
+        # Not BLAS: for a dot of this length it starts threads, which cost more than they save.
+        loss = np.einsum("skb,skb->", self._count, softplus(z))
+        loss -= np.einsum("skb,skb->", self._accepted, z)
+        return (float(loss) + penalty(at, self._priors)) / self._total

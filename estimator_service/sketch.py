@@ -32,6 +32,7 @@ COUNT, ACCEPTED, OFFSET = range(3)
 
 _UNITS_PER_LOGIT = 64.0
 _WIRE_LIMIT = 2**32 - 1
+_WIDTHS = frozenset((1, 2, 4))
 
 
 class SketchFormatError(ValueError):
@@ -184,7 +185,7 @@ def read_packed(positions: int, data: bytes) -> PackedCells:
         raise SketchFormatError(f"{len(data)} bytes cannot hold a sketch at K={positions}")
     cell = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, start)))
     widths = data[start : start + 3]
-    if any(w not in (1, 2, 4) for w in widths) or len(data) != start + 3 + len(cell) * sum(widths):
+    if not _WIDTHS.issuperset(widths) or len(data) != start + 3 + len(cell) * sum(widths):
         raise SketchFormatError(
             f"{len(data)} bytes do not hold {len(cell)} cells of widths {list(widths)}"
         )
@@ -193,7 +194,7 @@ def read_packed(positions: int, data: bytes) -> PackedCells:
     for i, width in enumerate(widths):
         columns[i] = np.frombuffer(data, f"<u{width}", len(cell), at)
         at += len(cell) * width
-    if len(cell) and (columns[COUNT].min() < 1.0 or (columns[ACCEPTED] > columns[COUNT]).any()):
+    if not (columns[COUNT].all() and (columns[ACCEPTED] <= columns[COUNT]).all()):
         raise SketchFormatError("a cell holds no label, or accepts more than it counts")
     return PackedCells(cell, columns)
 

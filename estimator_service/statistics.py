@@ -140,5 +140,10 @@ def recentre(sums: Array, slope: float, intercepts: Array) -> None:
         slope: of the version that graded them.
         intercepts: [..., K], likewise.
     """
-    sums[..., G0] += sums[..., A] * slope + sums[..., B] * intercepts
-    sums[..., G1] += sums[..., B] * slope + sums[..., C] * intercepts
+    sums[..., G0 : G1 + 1] += hessian_times(sums, slope, intercepts)
+
+
+def hessian_times(sums: Array, slope: float, intercepts: Array) -> Array:
+    """[..., K, 2]: per position, the slope and intercept parts of H theta."""
+    product: Array = sums[..., A : B + 1] * slope + sums[..., B : C + 1] * intercepts[..., None]
+    return product

@@ -56,10 +56,9 @@ class Trust:
         return self._standings
 
     def observe(self, replica: str, statistics: Array) -> Standing:
-        """Remember a round's statistics [K, 6]; returns the replica's standing."""
+        """Remember statistics [6] that a replica sent, summed; returns its standing."""
         standing = self.standing(replica)
-        fresh = statistics.sum(axis=0)
-        standing.recent += fresh
+        standing.recent += statistics
         # Old labels fade as new ones come, not as time goes: silence is no evidence.
         standing.recent *= min(1.0, self._config.memory / max(standing.recent[N], 1.0))
         return standing

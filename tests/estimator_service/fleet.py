@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator_service.estimator import Estimator
 from estimator_service.logistic import Array, predict
@@ -51,7 +53,7 @@ class Labels:
     def __len__(self) -> int:
         return len(self.position)
 
-    def part(self, index: slice | Array) -> Labels:
+    def part(self, index: slice | NDArray[Any]) -> Labels:
         return Labels(self.position[index], self.features[index], self.accepted[index])
 
     def inverted(self) -> Labels:
