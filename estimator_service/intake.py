@@ -105,7 +105,7 @@ def _check_round(stratum: str, part: StratumRound, positions: int) -> CheckedRou
     intercepts = decode_array(part.intercepts)
     sums = decode_array(part.statistics).reshape(positions, WIDTH)
     # Written so that NaN fails, here and below: whether it was that is asked when something is.
-    if not np.abs(intercepts).max() <= MAX_INTERCEPT:
+    if not (intercepts.max() <= MAX_INTERCEPT and intercepts.min() >= -MAX_INTERCEPT):
         _check_finite(stratum, "intercepts", intercepts)
         _refuse(
             Refusal.OUT_OF_RANGE,
@@ -136,12 +136,13 @@ def _check_sums(stratum: str, sums: Array, accepted: NDArray[Any]) -> None:
     a, b, c, n = sums[:, A], sums[:, B], sums[:, C], sums[:, N]
     with np.errstate(invalid="ignore", over="ignore"):
         forms = terms @ _FORMS
-        dependent = b * b <= _ABOVE * a * c + _UNDERFLOW * n * n
-    if (forms >= 0.0).all() and dependent.all():
+        # Cauchy-Schwarz: b^2 <= a c.
+        spread = _ABOVE * a * c + _UNDERFLOW * n * n - b * b
+    if forms.min() >= 0.0 and spread.min() >= 0.0:
         return
     _check_finite(stratum, "sums", sums)
     rules = [(rule, form >= 0.0) for (rule, _), form in zip(_RULES, forms.T, strict=True)]
-    for rule, holds in [*rules, ("b^2 <= a c", dependent)]:
+    for rule, holds in [*rules, ("b^2 <= a c", spread >= 0.0)]:
         if not holds.all():
             k = int(np.argmin(holds))
             _refuse(

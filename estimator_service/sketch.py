@@ -9,7 +9,7 @@ override are all read from the same sketch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,9 @@ COUNT, ACCEPTED, OFFSET = range(3)
 
 _UNITS_PER_LOGIT = 64.0
 _WIRE_LIMIT = 2**32 - 1
-_WIDTHS = frozenset((1, 2, 4))
+_TYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4)}
+"""Of a packed column, by its bytes."""
+_WIDTHS = frozenset(_TYPES)
 
 
 class SketchFormatError(ValueError):
@@ -152,8 +154,8 @@ class Sketch:
         largest = columns.max(axis=1, initial=0.0)
         if largest.max() > _WIRE_LIMIT:
             raise OverflowError(f"a sketch cell holds {largest.max():.0f}, above {_WIRE_LIMIT}")
-        widths = [next(w for w in (1, 2, 4) if x < 256.0**w) for x in largest]
-        packed = (column.astype(f"<u{w}") for column, w in zip(columns, widths, strict=True))
+        widths = [next(w for w in _TYPES if x < 256.0**w) for x in largest]
+        packed = (column.astype(_TYPES[w]) for column, w in zip(columns, widths, strict=True))
         return b"".join(
             [np.packbits(live).tobytes(), bytes(widths), *(column.tobytes() for column in packed)]
         )
@@ -163,36 +165,35 @@ class Sketch:
         """The inverse of `pack`. Raises SketchFormatError if `data` is not what it makes."""
         sketch = cls.empty(positions)
         packed = read_packed(positions, data)
-        sketch.cells.reshape(3, -1)[:, packed.cell] = packed.columns
+        for sums, column in zip(sketch.cells.reshape(3, -1), packed.columns, strict=True):
+            sums[packed.cell] = column
         return sketch
 
 
-@dataclass(frozen=True, eq=False)
-class PackedCells:
-    """The checked content of a packed sketch."""
+class PackedCells(NamedTuple):
+    """The checked content of a packed sketch, its columns as narrow as they came."""
 
     cell: NDArray[np.intp]
     """[M], ascending: position * BINS + bin."""
-    columns: Array
-    """[3, M]."""
+    columns: list[NDArray[np.unsignedinteger[Any]]]
+    """Labels, accepted labels and offsets, each [M]."""
 
 
 def read_packed(positions: int, data: bytes) -> PackedCells:
     """What `Sketch.pack` made for K = `positions`. Raises SketchFormatError if it is not that."""
-    size = positions * BINS
-    start = size // 8
+    start = positions * BINS // 8
     if len(data) < start + 3:
         raise SketchFormatError(f"{len(data)} bytes cannot hold a sketch at K={positions}")
-    cell = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, start)))
+    bitmap = np.unpackbits(np.frombuffer(data, np.uint8, start))
+    cell = bitmap.view(np.bool_).nonzero()[0]
     widths = data[start : start + 3]
     if not _WIDTHS.issuperset(widths) or len(data) != start + 3 + len(cell) * sum(widths):
         raise SketchFormatError(
             f"{len(data)} bytes do not hold {len(cell)} cells of widths {list(widths)}"
         )
-    columns = np.empty((3, len(cell)))
-    at = start + 3
-    for i, width in enumerate(widths):
-        columns[i] = np.frombuffer(data, f"<u{width}", len(cell), at)
+    columns, at = [], start + 3
+    for width in widths:
+        columns.append(np.frombuffer(data, _TYPES[width], len(cell), at))
         at += len(cell) * width
     if not (columns[COUNT].all() and (columns[ACCEPTED] <= columns[COUNT]).all()):
         raise SketchFormatError("a cell holds no label, or accepts more than it counts")

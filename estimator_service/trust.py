@@ -65,7 +65,9 @@ class Trust:
 
     def standing(self, replica: str) -> Standing:
         """The replica's standing; a new replica is trusted."""
-        return self._standings.setdefault(replica, Standing(np.zeros(WIDTH)))
+        if replica not in self._standings:
+            self._standings[replica] = Standing(np.zeros(WIDTH))
+        return self._standings[replica]
 
     def hold(self, replica: str) -> None:
         """Keep a replica out until it is cleared."""

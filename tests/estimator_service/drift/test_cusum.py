@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from river import drift
 
 from estimator_service.drift import Cusum
+from tests.estimator_service.drift.run_lengths import agree, detections, documented, shifting_stream
 
 Floats = NDArray[np.float64]
 
@@ -96,30 +96,6 @@ def siegmund(slack: float, threshold: float) -> float:
     """Siegmund's approximation to the two-sided mean run length at shift 0."""
     b = threshold + 1.166
     return (math.exp(2 * slack * b) - 1 - 2 * slack * b) / (2 * slack**2) / 2
-
-
-def documented() -> dict[int, tuple[float, float]]:
-    """Shift -> (mean updates, standard error), read from the docstring's table."""
-    rows = re.findall(r"^ +(\d) +([\d,.]+) +([\d,.]+) ", Cusum.__doc__ or "", re.MULTILINE)
-    return {
-        int(shift): (float(mean.replace(",", "")), float(error.replace(",", "")))
-        for shift, mean, error in rows
-    }
-
-
-def agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether two (mean, standard error) differ by less than four of their joint errors."""
-    return abs(a[0] - b[0]) < 4 * math.hypot(a[1], b[1])
-
-
-def detections(detector: Cusum, stream: list[float]) -> list[int]:
-    return [i for i, x in enumerate(stream) if detector.update(x)]
-
-
-def shifting_stream(size: float) -> list[float]:
-    """A seeded stream that rises, falls and returns, with several detections."""
-    levels = np.repeat([0.0, size, 0.0, -size, -size / 2, 0.0], 60)
-    return [float(x) for x in np.random.default_rng(11).normal(levels, 1.0)]
 
 
 # The recurrence
@@ -237,18 +213,18 @@ def test_class_detects_where_the_simulation_does() -> None:
 
 def test_documented_false_alarm_interval_is_the_one_of_theory_and_of_a_rerun() -> None:
     exact = two_sided_run_length(SLACK, THRESHOLD)
-    assert agree(documented()[0], (exact, 0.0))
+    assert agree(documented(Cusum)[0], (exact, 0.0))
     assert siegmund(SLACK, THRESHOLD) == pytest.approx(exact, rel=0.03)
     interval, error, alarms = false_alarm_interval(SLACK, THRESHOLD, 40_000_000, seed=4)
     assert alarms > 20
-    assert agree((interval, error), documented()[0])
+    assert agree((interval, error), documented(Cusum)[0])
     assert f"{exact:,.0f}"[:5] in (Cusum.__doc__ or "")
 
 
 @pytest.mark.parametrize("shift", [1, 2, 5])
 def test_documented_delays_are_those_of_theory_and_of_a_rerun(shift: int) -> None:
-    assert agree(documented()[shift], (two_sided_run_length(SLACK, THRESHOLD, shift), 0.0))
-    assert agree(documented()[shift], delay(shift, SLACK, THRESHOLD, 10_000, seed=5))
+    assert agree(documented(Cusum)[shift], (two_sided_run_length(SLACK, THRESHOLD, shift), 0.0))
+    assert agree(documented(Cusum)[shift], delay(shift, SLACK, THRESHOLD, 10_000, seed=5))
 
 
 # State

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from typing import Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from river import drift
 
 from estimator_service.drift import Cusum, PageHinkley
+from tests.estimator_service.drift.run_lengths import agree, detections, documented, shifting_stream
 
 Floats = NDArray[np.float64]
 Mode = Literal["up", "down", "both"]
@@ -92,30 +92,6 @@ def fading_false_alarms(alpha: float, rows: int, updates: int, seed: int) -> int
         for values in (n, mean, rise, fall, low, high):
             values[hit] = 0
     return alarms
-
-
-def documented() -> dict[int, tuple[float, float]]:
-    """Shift -> (mean updates, standard error), read from the docstring's table."""
-    rows = re.findall(r"^ +(\d) +([\d,.]+) +([\d,.]+) ", PageHinkley.__doc__ or "", re.MULTILINE)
-    return {
-        int(shift): (float(mean.replace(",", "")), float(error.replace(",", "")))
-        for shift, mean, error in rows
-    }
-
-
-def agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether two (mean, standard error) differ by less than four of their joint errors."""
-    return abs(a[0] - b[0]) < 4 * math.hypot(a[1], b[1])
-
-
-def detections(detector: PageHinkley, stream: list[float]) -> list[int]:
-    return [i for i, x in enumerate(stream) if detector.update(x)]
-
-
-def shifting_stream(size: float) -> list[float]:
-    """A seeded stream that rises, falls and returns, with several detections."""
-    levels = np.repeat([0.0, size, 0.0, -size, -size / 2, 0.0], 60)
-    return [float(x) for x in np.random.default_rng(11).normal(levels, 1.0)]
 
 
 def assert_equals_river(
@@ -275,21 +251,26 @@ def test_false_alarms_are_those_of_a_cusum_of_independent_deviations() -> None:
 def test_documented_false_alarm_interval_is_that_of_a_rerun_and_near_siegmunds() -> None:
     interval, error, alarms = false_alarm_interval(DELTA, THRESHOLD, 40_000_000, seed=4)
     assert alarms > 20
-    assert agree((interval, error), documented()[0])
+    assert agree((interval, error), documented(PageHinkley)[0])
     b = THRESHOLD + 1.166
     one_sided = (math.exp(2 * DELTA * b) - 1 - 2 * DELTA * b) / (2 * DELTA**2)
-    mean, error = documented()[0]
+    mean, error = documented(PageHinkley)[0]
     assert mean == pytest.approx(one_sided / 2, abs=0.03 * one_sided / 2 + 4 * error)
 
 
 @pytest.mark.parametrize("shift", [1, 2, 5])
 def test_documented_delays_are_those_of_a_rerun(shift: int) -> None:
-    assert agree(mean_and_error(delays(shift, 1_000, 4_000, seed=5)), documented()[shift])
+    assert agree(
+        mean_and_error(delays(shift, 1_000, 4_000, seed=5)), documented(PageHinkley)[shift]
+    )
 
 
 def test_fading_as_in_river_alarms_more_than_fifty_times_as_often() -> None:
     """Why alpha is 1 by default."""
-    assert fading_false_alarms(1 - 0.0001, 200, 20_000, seed=6) > 50 * 4e6 / documented()[0][0]
+    assert (
+        fading_false_alarms(1 - 0.0001, 200, 20_000, seed=6)
+        > 50 * 4e6 / documented(PageHinkley)[0][0]
+    )
     assert fading_false_alarms(1.0, 200, 20_000, seed=6) < 25
 
 
