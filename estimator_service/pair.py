@@ -175,7 +175,6 @@ class Pair:
 
     def refit(self, now: float, wall: float) -> FitResult:
         """Fold what arrived into the evidence, refit, and publish what has moved."""
-        self._forget_silent(now)
         arrivals = self.evidence.arrivals()
         for name, statistics in arrivals.items():
             self.trust.observe(name, statistics)
@@ -202,6 +201,7 @@ class Pair:
         result, published = self._solve(folded.labels, now, wall)
         self.tally.count(f"refits_{result.outcome}")
         self.last_fit = FitReport(wall, result.outcome, result.halvings, result.step, published)
+        self._forget_silent(now)
         self._folded_tally = copy.deepcopy(self.tally)
         return result
 
@@ -243,6 +243,8 @@ class Pair:
         self.override = override
         self._override_ends = now + override.expires_at - override.created_at
         self._steered = pins.apply(self._fitted.with_strata(len(self.evidence.strata)))
+        # Residuals of pinned coefficients say how good the pins are, not whether traffic changed.
+        self.monitor.restart()
         self._publish(Source.OVERRIDE, override.reason, override.created_at)
 
     def override_expired(self, now: float) -> bool:
@@ -253,6 +255,7 @@ class Pair:
         """Return to the fitted coefficients, which kept learning meanwhile."""
         self.override = None
         self._steered = self._fitted
+        self.monitor.restart()
         self._publish(Source.FITTED, reason, wall)
 
     def roll_back(self, to: CoefficientSet, reason: str, now: float, wall: float) -> None:
@@ -366,6 +369,7 @@ class Pair:
             source,
             float(parameters.slope),
             tuple(parameters.intercepts.tolist()),
+            # A stratum that came after the last refit has no row yet: it uses the pair's.
             {
                 name: tuple(row)
                 for name, row in zip(self.evidence.strata, parameters.strata.tolist(), strict=False)

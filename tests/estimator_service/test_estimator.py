@@ -305,6 +305,39 @@ def test_an_override_holds_its_pins_while_the_rest_keeps_fitting_around_them(sto
     assert actions == [Action.EXPIRE, Action.OVERRIDE]
 
 
+def test_bad_pins_are_no_drift_and_cost_no_evidence(store: Store) -> None:
+    fleet = Fleet(store, 4)
+    for _ in range(8):
+        fleet.round()
+    held = fleet.snapshot().scores.observations
+    bad = Pinned(intercepts=dict.fromkeys(range(K), -2.0))
+    fleet.estimator.override(fleet.pair, bad, actor="ann", reason="a test", ttl_seconds=1e4)
+    for _ in range(8):
+        fleet.round()
+    assert fleet.snapshot().scores.observations > held
+    fleet.estimator.release(fleet.pair, actor="ann", reason="done")
+    assert fleet.error() < 0.03
+    for _ in range(4):
+        fleet.round()
+    assert not fleet.snapshot().drift
+    assert fleet.error() < 0.03
+
+
+def test_what_a_replica_sent_counts_even_if_it_fell_silent_long_before_the_refit(
+    store: Store,
+) -> None:
+    fleet = Fleet(store, 2)
+    for replica in fleet.replicas:
+        replica.min_survival = 0.0  # whole drafts
+    fleet.replicas[0].report(fleet.estimator, 50)
+    fleet.clock.advance(EstimatorConfig().replica_retention + 1)
+    fleet.replicas[1].report(fleet.estimator, 50)
+    fleet.estimator.refit()
+    snapshot = fleet.snapshot()
+    assert [r.replica for r in snapshot.replicas] == ["r1"]
+    assert snapshot.labels[0] == 100.0
+
+
 def test_a_pair_s_pinned_intercept_is_every_stratum_s(store: Store) -> None:
     fleet = Fleet(store, 2, strata=("sampled", "greedy"))
     fleet.round()
