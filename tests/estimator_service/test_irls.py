@@ -213,3 +213,57 @@ def test_bounds_are_kept_however_one_sided_the_labels_are() -> None:
         fitted = repeated_refits(labels, Priors(damping=50.0), K, 300)
         assert np.abs(fitted.strata).max() <= MAX_INTERCEPT
         assert 0.0 <= fitted.slope <= MAX_SLOPE
+
+
+def with_position(labels: Labels, position: int, features: Array, accepted: Array) -> Labels:
+    """`labels` without those of one position, and these instead."""
+    rest = labels.part(np.flatnonzero(labels.position != position))
+    k = np.full(len(features), float(position))
+    return Labels(
+        np.append(rest.position, k),
+        np.append(rest.features, features),
+        np.append(rest.accepted, accepted),
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_position_of_broken_features_leaves_the_others_as_if_it_had_none(bad: float) -> None:
+    labels = TRUTH.drafts(np.random.default_rng(8), 1000)
+    nothing = np.zeros(0)
+    without = repeated_refits(with_position(labels, 3, nothing, nothing), Priors(damping=50), K, 30)
+    broken = with_position(labels, 3, np.full(500, bad), np.ones(500))
+    with_them = repeated_refits(broken, Priors(damping=50), K, 30)
+    assert with_them.distance(without) == 0.0
+    # Without a single label, and without a prior over positions, it stays where it began.
+    assert with_them.strata[0, 3] == -0.2
+
+
+def test_a_huge_feature_counts_as_the_bound_and_moves_the_fit_no_further() -> None:
+    labels = TRUTH.drafts(np.random.default_rng(9), 1000)
+    ends = [
+        repeated_refits(
+            with_position(labels, 6, np.full(50, f), np.ones(50)), Priors(damping=50.0), K, 30
+        )
+        for f in (40.0, 1e24)
+    ]
+    # Not equal: what predicted with 1e24 was sure to the last digit, with 40 to nine of them.
+    assert ends[0].distance(ends[1]) < 1e-4
+
+
+def test_features_that_hardly_vary_around_a_large_mean_still_give_the_right_acceptance() -> None:
+    rng = np.random.default_rng(10)
+    labels = TRUTH.drafts(rng, 2000)
+    usual = repeated_refits(labels, Priors(damping=50.0), K, 60)
+    # One position, and then all, where b^2 / c takes all but the last digits of a away.
+    for positions in ([0], range(K)):
+        flat = labels
+        for k in positions:
+            y = labels.accepted[labels.position == k]
+            flat = with_position(flat, k, 30.0 + rng.normal(0.0, 1e-7, len(y)), y)
+        fitted = repeated_refits(flat, Priors(damping=50.0), K, 60)
+        for k in range(K):
+            mine = flat.part(np.flatnonzero(flat.position == k))
+            p = predict(fitted.slope, fitted.strata[0, k], mine.features)
+            assert abs(p.mean() - mine.accepted.mean()) < 1e-3
+        if len(positions) == 1:
+            np.testing.assert_allclose(fitted.strata[0, 1:], usual.strata[0, 1:], atol=0.1)
