@@ -205,6 +205,10 @@ class Outbox(Generic[Payload]):
             self.dropped += 1
         return self._last
 
+    def __len__(self) -> int:
+        """How many payloads are held."""
+        return len(self._held)
+
     def due(self) -> list[tuple[int, Payload]]:
         """What the present estimator has not answered yet, in order."""
         return [(seq, x) for seq, x in self._held.items() if seq not in self._answered]
