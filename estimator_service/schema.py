@@ -16,6 +16,9 @@ Cells = dict[str, Any]
 """A row to write: values by column."""
 Content = TypeVar("Content", bound=msgspec.Struct)
 
+LARGEST_INTEGER = 2**63 - 1
+"""What a column of whole numbers holds at most."""
+
 metadata = MetaData()
 
 # The prefix, because the database may be shared with another application.

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from estimator_service.calibration import Calibration, ReliabilityBin, calibrate, reliability
 from estimator_service.logistic import MAX_LOG_ODDS, Array, predict
+from estimator_service.messages import MAX_POSITIONS
 
 EDGES: Array = np.concatenate(
     [
@@ -31,6 +32,7 @@ BINS = len(EDGES) - 1
 COUNT, ACCEPTED, OFFSET = range(3)
 
 _UNITS_PER_LOGIT = 64.0
+_WIDTH_OF_CELL = np.tile(np.diff(EDGES) * _UNITS_PER_LOGIT, MAX_POSITIONS)
 _WIRE_LIMIT = 2**32 - 1
 _TYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4)}
 """Of a packed column, by its bytes."""
@@ -195,8 +197,11 @@ def read_packed(positions: int, data: bytes) -> PackedCells:
     for width in widths:
         columns.append(np.frombuffer(data, _TYPES[width], len(cell), at))
         at += len(cell) * width
-    if not (columns[COUNT].all() and (columns[ACCEPTED] <= columns[COUNT]).all()):
+    counts = columns[COUNT]
+    if not (counts.all() and (columns[ACCEPTED] <= counts).all()):
         raise SketchFormatError("a cell holds no label, or accepts more than it counts")
+    if not (columns[OFFSET] <= counts * _WIDTH_OF_CELL[cell]).all():
+        raise SketchFormatError("the features of a cell lie outside its bin")
     return PackedCells(cell, columns)
 
 

@@ -187,6 +187,8 @@ class Store:
 
     def version(self, pair: str, version: Version) -> VersionRecord | None:
         """One version of a pair; None if there is none, or none any more."""
+        if max(version.epoch, version.number) > schema.LARGEST_INTEGER:
+            return None
         table = schema.versions.c
         query = select(table.record).where(
             table.pair == pair, table.epoch == version.epoch, table.number == version.number

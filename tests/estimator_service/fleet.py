@@ -171,9 +171,7 @@ class SimulatedReplica:
         strata = {}
         for name, truth in self.truth.items():
             f = truth.features(self.rng, (drafts, truth.positions))
-            p = predict(
-                self.coefficients.slope, np.array(self.coefficients.intercepts_of(name)), f
-            )
+            p = predict(self.coefficients.slope, np.array(self.coefficients.intercepts_of(name)), f)
             # The length is decided on an independent draw of features: only the mean matters.
             admitted = (np.cumprod(p, axis=1) >= self.min_survival).sum(axis=1)
             exploring = self.rng.random(drafts) < self.explore
