@@ -12,29 +12,37 @@ from sqlalchemy import Engine, event
 
 from estimator_service.config import EstimatorConfig
 from estimator_service.estimator import Estimator
-from estimator_service.messages import Snapshot, encode
-from estimator_service.store import Store
+from estimator_service.messages import encode
+from estimator_service.store import FencedError, Store
 from tests.estimator_service.fleet import PAIR
 
 # Evidence that is neither discounted nor capped nor judged: what is held can be counted.
 CONFIG = EstimatorConfig.model_validate(
     {
-        "fit": {"half_life": 1e12},
-        "trust": {"influence": 1.0, "min_labels": 1e12},
-        "drift": {"min_labels": 1e12},
+        "fit": {"half_life": 1e300},
+        "trust": {"influence": 1.0, "min_labels": 1e300},
+        "drift": {"min_labels": 1e300},
     }
 )
-STORE, SNAPSHOT = b"store", b"snapshot"
+SNAPSHOT, FENCED = b"snapshot", b"fenced"
+STEPS = (b"refit", b"prepare", b"save", b"confirm")
+"""A checkpoint's steps. Frames may come between them, as they do where a thread saves."""
 
 
 class Point(StrEnum):
     """Where the process may kill itself."""
 
+    EPOCH_RAISED = "inside the transaction that begins the epoch"
+    OPENED = "after it has opened the store"
     MERGED = "between merge and reply"
     PREPARED = "before the save"
-    IN_TRANSACTION = "inside the save's transaction"
+    HALF_SAVED = "between evidence and watermarks, inside the save's transaction"
+    SAVED = "before the commit, inside the save's transaction"
     COMMITTED = "after the commit, before it is confirmed"
     CONFIRMED = "between confirming and saying so"
+
+
+OPENING = (Point.EPOCH_RAISED, Point.OPENED)
 
 
 def serve(connection: Connection, url: str, point: Point | None, after: int) -> None:
@@ -51,37 +59,56 @@ def serve(connection: Connection, url: str, point: Point | None, after: int) -> 
             if passed == after:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    saving = False
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def _before(_1: object, _2: object, statement: str, *_3: object) -> None:
+        if "INTO specfleet_sources" in statement:
+            at(Point.HALF_SAVED)
+
+    @event.listens_for(Engine, "after_cursor_execute")
+    def _after(_1: object, _2: object, statement: str, *_3: object) -> None:
+        if "UPDATE specfleet_epoch" in statement:
+            at(Point.EPOCH_RAISED)
+
+    @event.listens_for(Engine, "commit")
+    def _about_to_commit(_: object) -> None:
+        if saving:
+            at(Point.SAVED)
+
     with closing(Store.open(url)) as store:
         estimator = Estimator(store, CONFIG)
+        at(Point.OPENED)
         estimator.register(PAIR)
-        saving = False
-
-        @event.listens_for(Engine, "commit")
-        def _about_to_commit(_connection: object) -> None:
-            if saving:
-                at(Point.IN_TRANSACTION)
-
         while True:
             try:
                 data = connection.recv_bytes()
             except EOFError:
                 return
             if data == SNAPSHOT:
-                snapshot: Snapshot = estimator.snapshot()
-                connection.send_bytes(encode(snapshot))
-            elif data == STORE:
-                estimator.refit()
-                checkpoint = estimator.prepare()
-                at(Point.PREPARED)
-                saving = True
-                store.save(checkpoint)
-                saving = False
-                at(Point.COMMITTED)
-                estimator.confirm(checkpoint)
-                estimator.check_integrity()
-                at(Point.CONFIRMED)
-                connection.send_bytes(STORE)
-            else:
+                connection.send_bytes(encode(estimator.snapshot()))
+                continue
+            if data not in STEPS:
                 reply = estimator.receive(data)
                 at(Point.MERGED)
                 connection.send_bytes(encode(reply))
+                continue
+            try:
+                match data:
+                    case b"refit":
+                        estimator.refit()
+                    case b"prepare":
+                        checkpoint = estimator.prepare()
+                        at(Point.PREPARED)
+                    case b"save":
+                        saving = True
+                        store.save(checkpoint)
+                        at(Point.COMMITTED)
+                    case b"confirm":
+                        estimator.confirm(checkpoint)
+                        estimator.check_integrity()
+                        at(Point.CONFIRMED)
+            except FencedError:
+                data = FENCED
+            saving = False
+            connection.send_bytes(data)
