@@ -213,14 +213,17 @@ class Outbox(Generic[Payload]):
         """What the present estimator has not answered yet, in order."""
         return [(seq, x) for seq, x in self._held.items() if seq not in self._answered]
 
-    def answered(self, seq: int, epoch: int, durable_seq: int) -> None:
-        """Take note of a reply. One of an older estimator than was heard says nothing."""
+    def answered(self, seq: int, epoch: int, durable_seq: int, settled: bool = True) -> None:
+        """Take note of a reply; a payload that is not settled by it stays due.
+
+        A reply of an older estimator than was heard says nothing.
+        """
         if epoch < self._epoch:
             return
         if epoch > self._epoch:
             self._epoch = epoch
             self._answered.clear()
-        if seq in self._held:
+        if settled and seq in self._held:
             self._answered.add(seq)
         while self._held and self.oldest <= durable_seq:
             self._forget(self.oldest)

@@ -19,6 +19,7 @@ from estimator_service.delivery import Inbox, Verdict
 from estimator_service.intake import FrameRefused
 from estimator_service.irls import FitResult
 from estimator_service.messages import (
+    MAX_FRAME_BYTES,
     CoefficientSet,
     Frame,
     FrameStatus,
@@ -92,8 +93,14 @@ class Estimator:
     # -- frames ---------------------------------------------------------------------------------
 
     def register(self, key: PairKey) -> str:
-        """Make a pair known, if it is not; returns its id. Raises OrderError at the limit."""
-        if key.id not in self._pairs:
+        """Make a pair known, if it is not; returns its id.
+
+        Raises OrderError if there are too many, or if another pair's key has the same id.
+        """
+        known = self._pairs.get(key.id)
+        if known is not None and known.key != key:
+            raise OrderError(f"{key} and {known.key} share the id {key.id}")
+        if known is None:
             if len(self._pairs) >= self._config.max_pairs:
                 raise OrderError(f"there are {len(self._pairs)} pairs already, the most allowed")
             now, wall = self._clock.monotonic(), self._clock.wall()
@@ -102,6 +109,9 @@ class Estimator:
 
     def receive(self, data: bytes) -> Reply:
         """`submit` of an encoded frame; bytes that are none are refused, never raised."""
+        if len(data) > MAX_FRAME_BYTES:
+            detail = f"{len(data)} bytes, above {MAX_FRAME_BYTES}"
+            return self._unattributable(Refusal.MALFORMED, detail)
         try:
             return self.submit(decode(data, Frame))
         except UnknownSchemaError as error:
@@ -145,7 +155,13 @@ class Estimator:
 
     def _unattributable(self, reason: Refusal, detail: str) -> Reply:
         self._unattributed[reason] = self._unattributed.get(reason, 0.0) + 1.0
-        return Reply(epoch=self.epoch, status=FrameStatus.REFUSED, reason=reason, detail=detail)
+        return Reply(
+            epoch=self.epoch,
+            status=FrameStatus.REFUSED,
+            reason=reason,
+            detail=detail,
+            settled=False,
+        )
 
     # -- learning -------------------------------------------------------------------------------
 
@@ -253,6 +269,7 @@ class Estimator:
         pair, before = self._ordered(pair_id)
         content = self._find(pair, version)
         pair.roll_back(content, reason, self._clock.monotonic(), self._clock.wall())
+        self._gathered = _without(self._gathered, pair)
         self._note(pair, actor, Action.ROLLBACK, reason, before, msgspec.json.encode(version))
         return pair.in_force
 
@@ -356,3 +373,18 @@ class Estimator:
         faults += self._inbox.faults()
         if faults:
             raise IntegrityError("; ".join(faults))
+
+
+def _without(gathered: Gathered | None, pair: Pair) -> Gathered:
+    """What is to be stored, with the evidence of one pair as it is now: forgotten.
+
+    The watermarks stay as of the last refit. Rounds that came since are sent again to whoever
+    starts from the store, and are discarded there as they were here.
+    """
+    others = gathered or Gathered(evidence=(), pairs=(), sources=(), forgotten=())
+    return Gathered(
+        evidence=(*(e for e in others.evidence if e.pair != pair.id), *pair.evidence_records()),
+        pairs=(*(name for name in others.pairs if name != pair.id), pair.id),
+        sources=others.sources,
+        forgotten=others.forgotten,
+    )

@@ -45,7 +45,7 @@ def feature(logits: ArrayLike, temperature: ArrayLike = 0.0) -> Array:
         # Leaving the maximum out, rather than subtracting 1 from the whole sum, keeps every
         # digit of a confident row: exp(-f) may be far below the rounding of 1.
         np.put_along_axis(odds, best, 0.0, axis=-1)
-        f = -np.log(odds.sum(axis=-1))
+        f = 0.0 - np.log(odds.sum(axis=-1))
     f = np.clip(f, -MAX_LOG_ODDS, MAX_LOG_ODDS)
     return np.where(np.isfinite(top[..., 0]), f, np.nan)
 

@@ -21,8 +21,9 @@ from numpy.typing import ArrayLike
 from estimator_service.logistic import INITIAL_INTERCEPT, INITIAL_SLOPE, Array
 
 SCHEMA = 1
-MAX_FRAME_BYTES = 16 * 1024
-"""A frame's size limit; a round with many strata is sent as several frames."""
+MAX_FRAME_BYTES = 256 * 1024
+"""More is refused unread. A second's frame takes 2 to 15 KiB at K = 16; a round with very many
+strata is sent as several frames."""
 MAX_POSITIONS = 64
 """The largest K."""
 MAX_STRATA = 256
@@ -226,6 +227,9 @@ class Reply(Struct, frozen=True, kw_only=True):
     reason: Refusal | None = None
     detail: str = ""
     """For people: the rule and the value that broke it."""
+    settled: bool = True
+    """Whether the frame's seq counts as arrived. If not, it was refused before anybody looked at
+    it, and may be sent again: when its pair is known, say."""
     durable_seq: Count = 0
     """Every seq up to here is stored, or was given up by the sender: forget it."""
     coefficients: CoefficientSet | None = None

@@ -410,10 +410,6 @@ def test_replicas_return_from_what_was_published_and_never_stored(url: str) -> N
         assert again == stored
 
 
-@pytest.mark.xfail(
-    reason="rollback clears the evidence in memory only: until a refit, the store keeps the old",
-    strict=True,
-)
 def test_what_a_rollback_forgot_stays_forgotten_after_a_restart(url: str) -> None:
     with closing(Store.open(url)) as store:
         estimator = Estimator(store, CONFIG, ManualClock())

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from estimator_service.config import EstimatorConfig
+from estimator_service.delivery import Outbox
 from estimator_service.estimator import Estimator, IntegrityError
 from estimator_service.irls import MAX_INTERCEPT, Outcome
 from estimator_service.logistic import Array, predict
 from estimator_service.messages import (
+    MAX_FRAME_BYTES,
     CoefficientSet,
+    Frame,
     FrameStatus,
     PairKey,
     PairSnapshot,
@@ -20,8 +23,10 @@ from estimator_service.messages import (
     Policy,
     PolicyOrder,
     Refusal,
+    Reply,
     Source,
     Version,
+    encode,
 )
 from estimator_service.orders import OrderError, UnknownPairError, UnknownVersionError
 from estimator_service.records import Action
@@ -118,6 +123,43 @@ def test_replies_bring_coefficients_only_to_who_lacks_them(store: Store) -> None
     assert fleet.estimator.submit(stale).coefficients == current
     fresh = frame_of(labels, current, replica="late", seq=2)
     assert fleet.estimator.submit(fresh).coefficients is None
+
+
+def test_a_frame_that_came_before_its_pair_was_known_can_be_sent_again(store: Store) -> None:
+    fleet = Fleet(store, 0)
+    other = PairKey("org/target", "org/other-draft", "draft_model", 7)
+    outbox = Outbox[Frame]()
+    labels = {"sampled": TRUTH.drafts(np.random.default_rng(0), 5)}
+    outbox.put(frame_of(labels, CoefficientSet.initial(K), pair=other.id))
+
+    def send() -> Reply:
+        [(seq, frame)] = outbox.due()
+        reply = fleet.estimator.receive(encode(frame))
+        outbox.answered(seq, reply.epoch, reply.durable_seq, reply.settled)
+        return reply
+
+    assert send().reason is Refusal.UNKNOWN_PAIR
+    fleet.estimator.register(other)
+    assert send().status is FrameStatus.MERGED
+    assert outbox.due() == []
+
+
+def test_a_frame_beyond_any_sensible_size_is_refused_unread(store: Store) -> None:
+    fleet = Fleet(store, 0)
+    reply = fleet.estimator.receive(bytes(MAX_FRAME_BYTES + 1))
+    assert (reply.status, reply.reason) == (FrameStatus.REFUSED, Refusal.MALFORMED)
+    assert str(MAX_FRAME_BYTES) in reply.detail
+
+
+def test_two_keys_of_one_id_are_not_taken_for_one_pair(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimator = Estimator(store, clock=ManualClock())
+    monkeypatch.setattr(PairKey, "id", "the-same")
+    estimator.register(PAIR)
+    estimator.register(PAIR)
+    with pytest.raises(OrderError, match="share the id the-same"):
+        estimator.register(PairKey("another/target", "org/draft", "draft_model", 7))
 
 
 @pytest.mark.parametrize("accepted", [1.0, 0.0], ids=["only_accepted", "only_rejected"])

@@ -15,7 +15,6 @@ from msgspec import inspect
 
 from estimator_service.logistic import INITIAL_INTERCEPT, INITIAL_SLOPE, predict
 from estimator_service.messages import (
-    MAX_FRAME_BYTES,
     MAX_POSITIONS,
     MAX_STRATA,
     SCHEMA,
@@ -43,6 +42,7 @@ KINDS: tuple[type[Any], ...] = (Frame, Reply, Snapshot)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 moderate = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 thorough = settings(moderate, max_examples=200)
+SIXTEEN_KIB = 16 * 1024
 
 HEARTBEAT = Frame(
     pair="pair",
@@ -473,9 +473,9 @@ def test_a_frame_of_16_positions_stays_under_16_kib() -> None:
     }
     for what, frame in sizes.items():
         encoded = encode(frame)
-        print(f"K=16, {what}: {len(encoded):,} bytes of {MAX_FRAME_BYTES:,}")
+        print(f"K=16, {what}: {len(encoded):,} bytes of {SIXTEEN_KIB:,}")
         assert decode(encoded, Frame) == frame
-        assert len(encoded) < MAX_FRAME_BYTES
+        assert len(encoded) < SIXTEEN_KIB
 
 
 def test_a_sketch_at_its_widest_survives_the_wire() -> None:
