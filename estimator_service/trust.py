@@ -78,8 +78,8 @@ class Trust:
         self._standings[replica] = Standing(np.zeros(WIDTH))
 
     def forget(self, replica: str) -> None:
-        """Drop what is remembered of a replica, unless an operator holds it."""
-        if replica in self._standings and not self._standings[replica].held:
+        """Drop what is remembered of a replica, unless it is kept out: silence clears nobody."""
+        if replica in self._standings and self._standings[replica].trusted:
             del self._standings[replica]
 
     def judge(self) -> tuple[list[str], list[str]]:

@@ -118,3 +118,16 @@ def test_a_hold_outlasts_agreement_and_silence_until_it_is_cleared() -> None:
     assert not trust.standing("r1").trusted
     trust.clear("r1")
     assert trust.standing("r1").trusted
+
+
+def test_silence_clears_nobody() -> None:
+    rng = np.random.default_rng(8)
+    trust = Trust(CONFIG)
+    for i in range(3):
+        trust.observe(f"r{i}", labels(rng))
+    trust.observe("bad", labels(rng, shift=3.0))
+    trust.judge()
+    for name in ("r0", "bad"):
+        trust.forget(name)
+    assert "r0" not in trust.standings
+    assert not trust.standing("bad").trusted
