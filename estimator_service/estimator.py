@@ -45,7 +45,8 @@ from estimator_service.orders import (
     check_seconds,
     check_words,
 )
-from estimator_service.pair import Pair, PairState
+from estimator_service.pair import Pair
+from estimator_service.pair_state import PairState
 from estimator_service.records import Action, AuditRecord, Checkpoint, Gathered
 from estimator_service.snapshot import pair_snapshot
 from estimator_service.store import Store

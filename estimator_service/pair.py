@@ -7,10 +7,9 @@ from collections import deque
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from estimator_service.config import EstimatorConfig
-from estimator_service.drift.monitor import DriftMonitor, MonitorState
+from estimator_service.drift.monitor import DriftMonitor
 from estimator_service.evidence import Evidence
 from estimator_service.exploration import Exploration
 from estimator_service.intake import FrameRefused, check_frame
@@ -24,7 +23,6 @@ from estimator_service.messages import (
     Override,
     PairKey,
     Pinned,
-    PolicyOrder,
     Refusal,
     Source,
     Version,
@@ -32,6 +30,7 @@ from estimator_service.messages import (
     encode_array,
 )
 from estimator_service.orders import resolve_pins
+from estimator_service.pair_state import PairState, Replica
 from estimator_service.parameters import Parameters, Pins
 from estimator_service.pooling import refit
 from estimator_service.records import EvidenceRecord, PairRecord, VersionRecord
@@ -43,40 +42,6 @@ from estimator_service.trust import Trust
 
 EVENTS = 100
 """Latest drift events that a pair remembers."""
-
-
-class Replica(Struct):
-    """What a replica last said."""
-
-    incarnation: int
-    applied: Version
-    heard_at: float
-    """Monotonic clock."""
-    labels: float = 0.0
-    """Labels taken from it since the estimator started."""
-
-
-class PairState(Struct):
-    """What of a pair outlives the process, besides evidence and history."""
-
-    in_force: CoefficientSet
-    fitted: CoefficientSet
-    """What the labels say, operators apart; its version says nothing."""
-    tally: Tally
-    strata: list[str] = []
-    """All that have a place, in order."""
-    override: Override | None = None
-    policy: PolicyOrder = PolicyOrder()
-    frozen: bool = False
-    quarantined: list[str] = []
-    held: list[str] = []
-    monitor: MonitorState = MonitorState()
-    events: list[DriftEvent] = []
-    last_fit: FitReport | None = None
-    voided: tuple[Version, Version] | None = None
-    """Rounds graded above the first version and below the second were rolled back."""
-    grace_until: float = 0.0
-    """Unix time until which a rollback holds refits."""
 
 
 class Pair:

@@ -15,7 +15,7 @@ class PairRecord(Struct, frozen=True):
 
     key: PairKey
     state: bytes
-    """`pair.PairState` as JSON: what is in force, override, policy, freeze, counters, drift."""
+    """`pair_state.PairState` as JSON: coefficients, override, policy, freeze, counters, drift."""
 
 
 class EvidenceRecord(Struct, frozen=True):

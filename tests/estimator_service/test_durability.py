@@ -28,7 +28,7 @@ from estimator_service.messages import (
     decode_array,
     encode,
 )
-from estimator_service.pair import PairState
+from estimator_service.pair_state import PairState
 from estimator_service.sketch import ACCEPTED, BINS, COUNT
 from estimator_service.statistics import WIDTH, N
 from estimator_service.store import FencedError, Store
