@@ -1,10 +1,17 @@
 """Fixtures for every test."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests import postgres
+
+# A test may not fail for being slow. Where a failure stops others from landing, the examples are
+# the same in every run; everywhere else each run looks at new ones.
+settings.register_profile("specfleet", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("specfleet")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from estimator_service.calibration import ECE_BINS, calibrate, reliability
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 300), st.booleans())
 def test_scores_equal_scikit_learn_s(seed: int, count: int, tied: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -24,7 +24,7 @@ def test_scores_equal_scikit_learn_s(seed: int, count: int, tied: bool) -> None:
     np.testing.assert_allclose([ours.observed, ours.predicted], [y.mean(), p.mean()])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_weighted_points_score_like_the_labels_they_stand_for(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -27,7 +27,7 @@ from estimator_service.delivery import (
     Watermark,
 )
 
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(suppress_health_check=[HealthCheck.too_slow])
 KEY: SourceKey = ("replica", 1)
 
 

@@ -49,7 +49,7 @@ K = 3
 KEY = PairKey("org/target", "org/draft", "draft_model", K)
 INITIAL = CoefficientSet.initial(K)
 NOT_FINITE = (math.nan, math.inf, -math.inf)
-moderate = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+moderate = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 # Honest frames

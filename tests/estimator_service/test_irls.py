@@ -81,7 +81,7 @@ def test_with_the_random_walk_they_converge_to_the_penalized_optimum() -> None:
     np.testing.assert_allclose([ours.slope, *ours.strata[0]], best.x, atol=1e-6, rtol=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.floats(0.0, 20.0), st.integers(0, 2**7 - 1), st.booleans())
 def test_solving_around_pins_equals_one_system_without_them(
     seed: int, smoothness: float, pinned: int, pin_slope: bool

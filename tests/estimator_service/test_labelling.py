@@ -281,7 +281,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(ROWS)
 def test_agrees_with_a_plain_replay(rows: list[Row]) -> None:
     trace = label(rows)

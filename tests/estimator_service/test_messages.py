@@ -40,7 +40,7 @@ from tests.estimator_service.fleet import Truth, frame_of
 
 KINDS: tuple[type[Any], ...] = (Frame, Reply, Snapshot)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
-moderate = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+moderate = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 thorough = settings(moderate, max_examples=200)
 SIXTEEN_KIB = 16 * 1024
 

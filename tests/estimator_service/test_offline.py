@@ -307,7 +307,7 @@ def test_steps_are_reported_and_shrink() -> None:
     assert steps[-1][1] < 1e-10
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

@@ -30,7 +30,7 @@ def quadratics(rng: np.random.Generator, strata: int) -> Array:
     return np.stack(out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 6),

@@ -47,7 +47,7 @@ def test_scores_from_the_sketch_are_within_two_thousandths_of_the_labels(
     assert ours.observations == count
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6))
 def test_merging_sketches_is_sketching_the_union_to_the_bit(seeds: list[int]) -> None:
     parts = [TRUTH.drafts(np.random.default_rng(seed), 30) for seed in seeds]
@@ -66,7 +66,7 @@ def columns(labels: Labels) -> tuple[Array, Array, Array]:
     return labels.position, labels.features, labels.accepted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 400), st.sampled_from([1, 300, 70_000, 2_000_000]))
 def test_packing_loses_nothing(seed: int, count: int, weight: int) -> None:
     rng = np.random.default_rng(seed)

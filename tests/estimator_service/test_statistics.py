@@ -26,7 +26,7 @@ def assert_same(left: Statistics, right: Statistics) -> None:
     np.testing.assert_allclose(left.sums, right.sums, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 12))
 def test_any_sharding_gives_the_statistics_of_the_single_stream(
     seed: int, frames: int, replicas: int

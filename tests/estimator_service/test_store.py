@@ -296,9 +296,7 @@ class Model:
         )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_is_saved_is_what_is_loaded(urls: Urls, data: st.DataObject) -> None:
     model, epoch, numbers = Model(), 0, count(1)
