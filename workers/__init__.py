@@ -1,0 +1,1 @@
+"""What runs beside the engine, and the models that it is tried on."""
