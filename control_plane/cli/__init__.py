@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from control_plane.cli.fit import EXAMPLES, fit
+from workers.reference.cli import app as reference
 
 app = typer.Typer(
     help="See, share and steer the acceptance estimator of a fleet of vLLM replicas.",
@@ -15,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=EXAMPLES)(fit)
+app.add_typer(reference, name="reference")
 
 
 def _show_version(wanted: bool) -> None:
