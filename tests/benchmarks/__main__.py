@@ -19,7 +19,7 @@ def main() -> None:
     names = parser.parse_args().name or list(BENCHMARKS)
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    console = Console(width=100)
+    console = Console(width=150)
     console.print(
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     )
