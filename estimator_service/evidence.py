@@ -7,6 +7,7 @@ can be left out as if it had never sent anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from estimator_service.intake import CheckedRound
 from estimator_service.logistic import Array
 from estimator_service.sketch import ACCEPTED, BINS, COUNT
-from estimator_service.statistics import G0, G1, WIDTH, C, N, hessian_times
+from estimator_service.statistics import G0, G1, WIDTH, A, C, N, hessian_times
 from estimator_service.trust import influence
 
 
@@ -40,8 +41,6 @@ class Folded:
     """[S, K, 3], weighted likewise: sum of y - p, sum of p (1 - p), labels."""
     counted: Array
     """[2, K]: labels and accepted labels, each counted once whatever its weight."""
-    by_replica: dict[str, float]
-    """Labels that each brought."""
 
 
 class Evidence:
@@ -105,29 +104,28 @@ class Evidence:
             for replica, parts in self._arrived.items()
         }
 
-    def reject(self, replica: str) -> float:
-        """Drop what a replica sent since the last fold; returns how many labels that was."""
-        arrived = self._arrived.pop(replica, {})
-        return float(sum(part.statistics[:, N].sum() for part in arrived.values()))
-
-    def fold(self, discount: float, share: float, keep: float = np.inf) -> Folded:
+    def fold(
+        self, brought: Mapping[str, float], discount: float, share: float, keep: float = np.inf
+    ) -> Folded:
         """Fade what is held by `discount`, then merge what arrived, capped by `influence`.
+
+        `brought` names the replicas to merge and their labels, as `arrivals` has them. What others
+        sent is dropped, as if they had never sent anything.
 
         While a drift is being caught up with, no more of the old labels is kept than `keep` or as
         many as are new, whichever is more. (A shorter half-life in seconds would do as well where
         traffic is heavy, and leave a pair with little traffic without any evidence.)
         """
-        by_replica = {replica: float(sums[N]) for replica, sums in self.arrivals().items()}
-        brought = np.array(list(by_replica.values()))
-        weights = influence(brought, share)
-        fresh, held = float(brought @ weights), float(self.labels.sum())
+        labels = np.array(list(brought.values()))
+        weights = influence(labels, share)
+        fresh, held = float(labels @ weights), float(self.labels.sum())
         if held > 0.0:
             discount = min(discount, max(fresh, keep) / held)
         self.quadratics *= discount
         self.sketches *= discount
         residuals = np.zeros((len(self.strata), self._positions, 3))
         counted = np.zeros((2, self._positions))
-        for replica, weight in zip(by_replica, weights, strict=True):
+        for replica, weight in zip(brought, weights, strict=True):
             for stratum, part in self._arrived[replica].items():
                 s = self._index[stratum]
                 cells = part.cells.reshape(self.sketches.shape[1:])
@@ -137,7 +135,7 @@ class Evidence:
                 residuals[s] += weight * part.statistics[:, [G1, C, N]]
                 counted += cells[[COUNT, ACCEPTED]].sum(axis=-1)
         self._arrived.clear()
-        return Folded(fresh, residuals, counted, by_replica)
+        return Folded(fresh, residuals, counted)
 
     def clear(self) -> None:
         """Forget every label, held or arrived; strata keep their places."""
@@ -152,7 +150,7 @@ class Evidence:
             quadratic, cells = self.quadratics[s], self.sketches[s]
             if not (np.isfinite(quadratic).all() and np.isfinite(cells).all()):
                 found.append(f"stratum {name}: a sum is not finite")
-            elif (quadratic[:, [0, C, N]] < 0.0).any():
+            elif (quadratic[:, [A, C, N]] < 0.0).any():
                 found.append(f"stratum {name}: a precision or a count is negative")
             elif (cells[ACCEPTED] > cells[COUNT] * (1.0 + 1e-9)).any():
                 found.append(f"stratum {name}: more labels accepted than counted")

@@ -36,7 +36,7 @@ from estimator_service.pooling import refit
 from estimator_service.records import EvidenceRecord, PairRecord, VersionRecord
 from estimator_service.scoring import pair_scores
 from estimator_service.sketch import BINS
-from estimator_service.statistics import WIDTH
+from estimator_service.statistics import WIDTH, N
 from estimator_service.tally import Tally
 from estimator_service.trust import Trust
 
@@ -145,17 +145,22 @@ class Pair:
             self.trust.observe(name, statistics)
         fallen, _ = self.trust.judge()
         self.tally.count("quarantines", len(fallen))
-        for name in arrivals:
-            if not self.trust.standing(name).trusted:
-                self.tally.count("labels_rejected", self.evidence.reject(name))
+        brought = {}
+        for name, statistics in arrivals.items():
+            labels = float(statistics[N])
+            if self.trust.standing(name).trusted:
+                brought[name] = labels
+            else:
+                self.tally.count("labels_rejected", labels)
         folded = self.evidence.fold(
+            brought,
             discount=0.5 ** ((now - self._folded_at) / self._config.fit.half_life),
             share=self._config.trust.influence,
             keep=self._config.drift.keep_labels if self.monitor.drifting else np.inf,
         )
         self._folded_at = now
         self.tally.take_labels(*folded.counted)
-        for name, labels in folded.by_replica.items():
+        for name, labels in brought.items():
             self.replicas[name].labels += labels
         for found in self.monitor.observe(self.evidence.strata, folded.residuals):
             self.tally.count(f"drift_{found.detector}")

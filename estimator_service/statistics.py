@@ -123,7 +123,8 @@ class Quadratic(_Sums):
         [-0.5, 0.0]
         """
         sums = statistics.sums.copy()
-        recentre(sums, slope, np.asarray(intercepts, dtype=np.float64))
+        at = np.asarray(intercepts, dtype=np.float64)
+        sums[:, G0 : G1 + 1] += hessian_times(sums, slope, at)
         return cls(sums)
 
     def gradient(self, slope: float, intercepts: Array) -> tuple[float, Array]:
@@ -132,18 +133,15 @@ class Quadratic(_Sums):
         return float(np.sum(h0 - a * slope - b * intercepts)), h1 - b * slope - c * intercepts
 
 
-def recentre(sums: Array, slope: float, intercepts: Array) -> None:
-    """Turn gradients into potentials in place: h = H theta + g.
+def hessian_times(sums: Array, slope: float, intercepts: Array) -> Array:
+    """[K, 2]: per position, the slope and intercept parts of H theta.
+
+    Added to a round's gradients g they make its potentials, h = H theta + g.
 
     Args:
-        sums: [..., K, 6], [a, b, c, g0, g1, n] on entry, [a, b, c, h0, h1, n] on return.
-        slope: of the version that graded them.
-        intercepts: [..., K], likewise.
+        sums: [K, 6], a round's.
+        slope: of the version that graded it.
+        intercepts: [K], likewise.
     """
-    sums[..., G0 : G1 + 1] += hessian_times(sums, slope, intercepts)
-
-
-def hessian_times(sums: Array, slope: float, intercepts: Array) -> Array:
-    """[..., K, 2]: per position, the slope and intercept parts of H theta."""
-    product: Array = sums[..., A : B + 1] * slope + sums[..., B : C + 1] * intercepts[..., None]
+    product: Array = sums[:, A : B + 1] * slope + sums[:, B : C + 1] * intercepts[:, None]
     return product

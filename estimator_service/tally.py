@@ -14,7 +14,6 @@ MAX_SKIP_REASONS = 32
 class Tally(Struct):
     """Monotonic sums. `counters` are named as `snapshot` documents."""
 
-    positions: int
     counters: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, float] = field(default_factory=dict)
     """Requests verified but not observed, by reason."""
@@ -29,7 +28,7 @@ class Tally(Struct):
     def empty(cls, positions: int) -> Tally:
         """Nothing yet, for K = `positions`."""
         zeros = [0.0] * positions
-        return cls(positions, admitted=zeros[:], labels=zeros[:], accepted=zeros[:])
+        return cls(admitted=zeros[:], labels=zeros[:], accepted=zeros[:])
 
     def count(self, counter: str, by: float = 1.0) -> None:
         """Add to one counter."""
