@@ -6,7 +6,7 @@ min(1, p/q), and the first one that it rejects is replaced by a draw from max(p 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ END = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Drafts:
+class Graded:
     """N drafts of K tokens, and what became of them."""
 
     request: NDArray[np.int64]
@@ -38,6 +38,12 @@ class Drafts:
     """[N, K], sum of min(p, q): the chance of acceptance before the token is drawn."""
     accepted: NDArray[np.int64]
     """[N], how many tokens were."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts(Graded):
+    """All drafts of a run, and what they came to."""
+
     emitted: list[list[int]]
     """For each prompt, the tokens that followed it, END included if it came."""
 
@@ -59,7 +65,7 @@ def decode(
     texts = [list(prompt) for prompt in prompts]
     steps = [0] * len(prompts)
     live = list(range(len(prompts)))
-    kept: list[_Step] = []
+    kept: list[Graded] = []
     while live:
         contexts = [texts[i] for i in live]
         tokens, q_logits = _draft(drafter, contexts, positions, generator)
@@ -70,7 +76,7 @@ def decode(
         accepted = (coins < ratio).long().cumprod(-1).sum(-1)
         last = _last_token(p, q, accepted, generator)
         kept.append(
-            _Step(
+            Graded(
                 request=np.array(live),
                 step=np.array([steps[i] for i in live]),
                 feature=feature(q_logits.numpy()),
@@ -86,24 +92,11 @@ def decode(
         live = [i for i in live if not _is_over(texts[i][len(prompts[i]) :], new_tokens)]
         on_step(sum(len(t) for t in texts) - sum(len(p) for p in prompts))
     return Drafts(
-        **{
-            name: np.concatenate([getattr(s, name) for s in kept]) for name in _Step.__annotations__
-        },
+        **{f.name: np.concatenate([getattr(g, f.name) for g in kept]) for f in fields(Graded)},
         emitted=[
             _until_end(text[len(prompt) :]) for text, prompt in zip(texts, prompts, strict=True)
         ],
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    request: NDArray[np.int64]
-    step: NDArray[np.int64]
-    feature: Array
-    entropy: Array
-    ratio: Array
-    overlap: Array
-    accepted: NDArray[np.int64]
 
 
 def _is_over(emitted: list[int], new_tokens: int) -> bool:

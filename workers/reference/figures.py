@@ -102,6 +102,7 @@ def figures(loss: dict[str, dict[str, float]], drafts: Mapping[str, Drafts]) -> 
     entropy = {name: _observed_mean(d, d.entropy) for name, d in drafts.items()}
     intercepts = {name: fit.strata[name].intercepts.tolist() for name in drafts}
     first = [intercepts[name][0] for name in drafts]
+    reached = {name: _reached(d).T for name, d in drafts.items()}
     return Figures(
         loss=loss,
         auc=_auc(labels),
@@ -111,9 +112,9 @@ def figures(loss: dict[str, dict[str, float]], drafts: Mapping[str, Drafts]) -> 
         },
         slope=fit.slope,
         intercepts=intercepts,
-        acceptance={name: _reached(d)[:, 1].tolist() for name, d in drafts.items()},
+        acceptance={name: accepted.tolist() for name, (_, accepted) in reached.items()},
         conditional_acceptance={
-            name: (_reached(d)[:, 1] / _reached(d)[:, 0]).tolist() for name, d in drafts.items()
+            name: (accepted / before).tolist() for name, (before, accepted) in reached.items()
         },
         draft_entropy=entropy,
         entropy_correlation=float(np.corrcoef(first, list(entropy.values()))[0, 1]),

@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator_service.drift import DriftDetector
 
@@ -30,3 +32,24 @@ def shifting_stream(size: float) -> list[float]:
     """A seeded stream that rises, falls and returns, with several detections."""
     levels = np.repeat([0.0, size, 0.0, -size, -size / 2, 0.0], 60)
     return [float(x) for x in np.random.default_rng(11).normal(levels, 1.0)]
+
+
+def false_alarm_interval(
+    run_lengths: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    updates: int,
+    seed: int,
+    length: int = 10_000,
+) -> tuple[float, float, int]:
+    """Mean updates to a false alarm on N(0, 1), its standard error, and the alarms counted.
+
+    `run_lengths` gives the updates until the first detection in each row, NaN where there is none.
+    Rows of `length` updates are followed to their first alarm or their end: updates seen over
+    alarms is the maximum-likelihood mean of the nearly geometric run length so censored.
+    """
+    rng = np.random.default_rng(seed)
+    seen, alarms = 0.0, 0
+    for _ in range(updates // (200 * length)):
+        runs = run_lengths(rng.standard_normal((200, length)))
+        alarms += int(np.isfinite(runs).sum())
+        seen += float(np.where(np.isfinite(runs), runs, length).sum())
+    return seen / alarms, seen / alarms**1.5, alarms

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from river import drift
 
 from estimator_service.drift import Cusum
-from tests.estimator_service.drift.run_lengths import agree, detections, documented, shifting_stream
+from tests.estimator_service.drift.run_lengths import (
+    agree,
+    detections,
+    documented,
+    false_alarm_interval,
+    shifting_stream,
+)
 
 Floats = NDArray[np.float64]
 
@@ -37,23 +43,6 @@ def run_lengths(x: Floats, slack: float, threshold: float) -> Floats:
     """Updates until the first detection in each row; NaN where there is none."""
     crossed = statistics(x, slack) > threshold
     return np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1.0, np.nan)
-
-
-def false_alarm_interval(
-    slack: float, threshold: float, updates: int, seed: int, length: int = 10_000
-) -> tuple[float, float, int]:
-    """Mean updates to a false alarm on N(0, 1), its standard error, and the alarms counted.
-
-    Rows of `length` updates are followed to their first alarm or their end: updates seen over
-    alarms is the maximum-likelihood mean of the nearly geometric run length so censored.
-    """
-    rng = np.random.default_rng(seed)
-    seen, alarms = 0.0, 0
-    for _ in range(updates // (200 * length)):
-        runs = run_lengths(rng.standard_normal((200, length)), slack, threshold)
-        alarms += int(np.isfinite(runs).sum())
-        seen += float(np.where(np.isfinite(runs), runs, length).sum())
-    return seen / alarms, seen / alarms**1.5, alarms
 
 
 def delay(
@@ -197,7 +186,9 @@ def test_integral_equation_gives_lucas_and_crosiers_table(
 
 
 def test_simulated_run_lengths_give_the_published_ones() -> None:
-    interval, error, _ = false_alarm_interval(0.5, 4.0, 4_000_000, seed=1, length=2_000)
+    interval, error, _ = false_alarm_interval(
+        lambda x: run_lengths(x, 0.5, 4.0), 4_000_000, seed=1, length=2_000
+    )
     assert agree((interval, error), (two_sided_run_length(0.5, 4.0), 0.0))
     assert agree(delay(1.0, 0.5, 4.0, 20_000, seed=2), (two_sided_run_length(0.5, 4.0, 1.0), 0.0))
 
@@ -215,7 +206,9 @@ def test_documented_false_alarm_interval_is_the_one_of_theory_and_of_a_rerun() -
     exact = two_sided_run_length(SLACK, THRESHOLD)
     assert agree(documented(Cusum)[0], (exact, 0.0))
     assert siegmund(SLACK, THRESHOLD) == pytest.approx(exact, rel=0.03)
-    interval, error, alarms = false_alarm_interval(SLACK, THRESHOLD, 40_000_000, seed=4)
+    interval, error, alarms = false_alarm_interval(
+        lambda x: run_lengths(x, SLACK, THRESHOLD), 40_000_000, seed=4
+    )
     assert alarms > 20
     assert agree((interval, error), documented(Cusum)[0])
     assert f"{exact:,.0f}"[:5] in (Cusum.__doc__ or "")

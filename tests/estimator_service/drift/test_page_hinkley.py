@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from river import drift
 
 from estimator_service.drift import Cusum, PageHinkley
-from tests.estimator_service.drift.run_lengths import agree, detections, documented, shifting_stream
+from tests.estimator_service.drift.run_lengths import (
+    agree,
+    detections,
+    documented,
+    false_alarm_interval,
+    shifting_stream,
+)
 
 Floats = NDArray[np.float64]
 Mode = Literal["up", "down", "both"]
@@ -40,23 +46,6 @@ def run_lengths(x: Floats, delta: float, threshold: float, warm: int = 0) -> Flo
     crossed &= n >= MIN_INSTANCES
     crossed = crossed[~crossed[:, :warm].any(axis=1)]
     return np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1.0, np.nan) - warm
-
-
-def false_alarm_interval(
-    delta: float, threshold: float, updates: int, seed: int, length: int = 10_000
-) -> tuple[float, float, int]:
-    """Mean updates to a false alarm on N(0, 1), its standard error, and the alarms counted.
-
-    Rows of `length` updates are followed to their first alarm or their end: updates seen over
-    alarms is the maximum-likelihood mean of the nearly geometric run length so censored.
-    """
-    rng = np.random.default_rng(seed)
-    seen, alarms = 0.0, 0
-    for _ in range(updates // (200 * length)):
-        runs = run_lengths(rng.standard_normal((200, length)), delta, threshold)
-        alarms += int(np.isfinite(runs).sum())
-        seen += float(np.where(np.isfinite(runs), runs, length).sum())
-    return seen / alarms, seen / alarms**1.5, alarms
 
 
 def delays(shift: float, after: int, runs: int, seed: int, horizon: int = 1_000) -> Floats:
@@ -234,7 +223,9 @@ def test_class_detects_where_the_simulation_does() -> None:
 
 def test_false_alarms_are_those_of_a_cusum_of_independent_deviations() -> None:
     """The n-th deviation is N(0, 1 - 1/n), independent of the others; 0.5 and 5 are frequent."""
-    interval, error, _ = false_alarm_interval(0.5, 5.0, 10_000_000, seed=1, length=5_000)
+    interval, error, _ = false_alarm_interval(
+        lambda x: run_lengths(x, 0.5, 5.0), 10_000_000, seed=1, length=5_000
+    )
     n = np.arange(1, 5_001)
     deviations = np.random.default_rng(2).standard_normal((2_000, 5_000)) * np.sqrt(1 - 1 / n)
     crossed = np.zeros(deviations.shape, dtype=bool)
@@ -249,7 +240,9 @@ def test_false_alarms_are_those_of_a_cusum_of_independent_deviations() -> None:
 
 
 def test_documented_false_alarm_interval_is_that_of_a_rerun_and_near_siegmunds() -> None:
-    interval, error, alarms = false_alarm_interval(DELTA, THRESHOLD, 40_000_000, seed=4)
+    interval, error, alarms = false_alarm_interval(
+        lambda x: run_lengths(x, DELTA, THRESHOLD), 40_000_000, seed=4
+    )
     assert alarms > 20
     assert agree((interval, error), documented(PageHinkley)[0])
     b = THRESHOLD + 1.166
