@@ -1,5 +1,7 @@
 """The workloads as tokens, and the rows of them that a model is trained on."""
 
+import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,11 @@ from tokenizers import Tokenizer
 from workers.reference.tokenizer import CONTEXT
 from workers.reference.workloads import Workload
 
-MIX = {"code": 0.32, "math": 0.14, "prose": 0.22, "chat": 0.14, "structured": 0.18}
-"""Share of the rows. What is hard to learn gets more of them."""
+Mix = Mapping[str, float]
+"""Share of the rows, by workload."""
+HARD_FIRST: Mix = {"code": 0.36, "math": 0.12, "prose": 0.28, "chat": 0.12, "structured": 0.12}
+"""What is hard to learn gets more of them."""
+EVEN: Mix = dict.fromkeys(HARD_FIRST, 0.2)
 
 Tokens = NDArray[np.int64]
 
@@ -48,27 +53,32 @@ class Stream:
 
 
 class Corpus:
-    """All workloads, in the shares of `MIX`."""
+    """All workloads."""
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self._streams = [streams[name] for name in MIX]
-        self._shares = list(MIX.values())
+        self._streams = streams
 
     @classmethod
     def load(cls, workloads: Mapping[str, Workload], tokenizer: Tokenizer, cache: Path) -> "Corpus":
         """Encode the training parts, or read them from `cache`."""
+        digest = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()[:8]
         streams = {}
         for name, workload in workloads.items():
-            path = cache / f"{name}.npz"
+            path = cache / f"{name}-{digest}.npz"
             if not path.exists():
                 made = Stream.of(list(workload.training()), tokenizer)
-                np.savez(path, tokens=made.tokens, starts=made.starts)
+                # Two runs may start at once: neither may read what the other has half written.
+                fresh = cache / f"{name}-{digest}-{os.getpid()}.npz"
+                np.savez(fresh, tokens=made.tokens, starts=made.starts)
+                fresh.rename(path)
             with np.load(path) as file:
                 streams[name] = Stream(file["tokens"], file["starts"])
         return cls(streams)
 
-    def batch(self, seed: int, step: int, rows: int, length: int = CONTEXT) -> Tokens:
+    def batch(
+        self, seed: int, step: int, rows: int, length: int = CONTEXT, *, mix: Mix = HARD_FIRST
+    ) -> Tokens:
         """[rows, length], drawn from (seed, step) alone: a resumed run sees what it would have."""
         random = np.random.default_rng([seed, step])
-        chosen = random.choice(len(self._streams), size=rows, p=self._shares)
-        return np.stack([self._streams[i].row(random, length) for i in chosen])
+        chosen = random.choice(list(mix), size=rows, p=list(mix.values()))
+        return np.stack([self._streams[name].row(random, length) for name in chosen])

@@ -19,8 +19,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     # Less than a tenth of it. Two layers are the least that can look up what followed the same
     # words before.
     "draft": {
-        "hidden_size": 64,
-        "intermediate_size": 192,
+        "hidden_size": 80,
+        "intermediate_size": 208,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,

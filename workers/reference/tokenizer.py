@@ -11,6 +11,13 @@ VOCABULARY = 2048
 """Small, because embedding and output layer would be most of a small model otherwise."""
 END = "<|endoftext|>"
 """Ends a document. It has id 0."""
+LONGEST_TOKEN = 2
+"""Bytes. A word takes several tokens, the first of them hard to guess and the last ones easy.
+
+So certain and uncertain places lie side by side in every text, as they do for large models. With
+tokens as long as the vocabulary allows, prose and code would be uncertain everywhere to a model
+of this size.
+"""
 CONTEXT = 512
 """Tokens. The models are trained on rows of this length and know no later position."""
 
@@ -40,6 +47,7 @@ def train_tokenizer(documents: Iterable[str]) -> Tokenizer:
         vocab_size=VOCABULARY,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=LONGEST_TOKEN,
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)

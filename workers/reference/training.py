@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from workers.reference.corpus import HARD_FIRST, Mix
 from workers.reference.muon import Muon
 
 
@@ -18,6 +19,8 @@ class Recipe:
     steps: int
     rows: int = 6
     """Of `CONTEXT` tokens, in each step."""
+    mix: Mix = field(default_factory=lambda: HARD_FIRST)
+    """Of the workloads, in the rows."""
     matrix_rate: float = 0.02
     """Muon's, for the matrices inside the layers."""
     other_rate: float = 4e-3

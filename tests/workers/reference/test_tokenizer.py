@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 
 from workers.reference.heldout import read_heldout
 from workers.reference.models import load_tokenizer
-from workers.reference.paths import NAMES, model_path
-from workers.reference.tokenizer import END, VOCABULARY, train_tokenizer
+from workers.reference.paths import model_path
+from workers.reference.tokenizer import END, LONGEST_TOKEN, VOCABULARY, train_tokenizer
 from workers.reference.workloads import WORKLOADS
 
 TOKENIZER = load_tokenizer()
@@ -37,9 +37,11 @@ def test_digits_are_tokens_of_their_own() -> None:
 def test_the_vocabulary_is_full_and_its_first_token_ends_documents() -> None:
     assert TOKENIZER.get_vocab_size() == VOCABULARY
     assert TOKENIZER.token_to_id(END) == 0
+    lengths = {len(token) for token in TOKENIZER.get_vocab() if token != END}
+    assert lengths == set(range(1, LONGEST_TOKEN + 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["target", "draft"])
 def test_transformers_reads_the_same_tokenizer_beside_each_model(name: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
     text = read_heldout("code").documents[0]
