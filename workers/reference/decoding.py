@@ -32,12 +32,24 @@ class Graded:
     """[N, K], log-odds of the drafter's most likely token."""
     entropy: Array
     """[N, K], of the drafter's distribution, nats."""
-    ratio: Array
-    """[N, K], min(1, p/q) of the token drafted."""
-    overlap: Array
-    """[N, K], sum of min(p, q): the chance of acceptance before the token is drawn."""
+    admitted: NDArray[np.int64]
+    """[N], how many tokens can be of the text: those up to END, if END is among them."""
     accepted: NDArray[np.int64]
-    """[N], how many tokens were."""
+    """[N], how many of these were."""
+
+    @property
+    def was_observed(self) -> NDArray[np.bool_]:
+        """[N, K], whether a token was admitted and all before it accepted."""
+        return self._position < np.minimum(self.admitted, self.accepted + 1)[:, None]
+
+    @property
+    def was_accepted(self) -> NDArray[np.bool_]:
+        """[N, K]."""
+        return self._position < self.accepted[:, None]
+
+    @property
+    def _position(self) -> NDArray[np.int64]:
+        return np.arange(self.feature.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +80,23 @@ def decode(
     kept: list[Graded] = []
     while live:
         contexts = [texts[i] for i in live]
-        tokens, q_logits = _draft(drafter, contexts, positions, generator)
+        tokens, q_logits = draft_tokens(drafter, contexts, positions, generator)
         p = _verify(target, contexts, tokens)
         q = q_logits.softmax(-1)
         ratio = (_at(p[:, :-1], tokens) / _at(q, tokens)).clamp(max=1.0)
         coins = torch.rand(ratio.shape, generator=generator)
         accepted = (coins < ratio).long().cumprod(-1).sum(-1)
         last = _last_token(p, q, accepted, generator)
+        is_end = (tokens == END).long()
+        admitted = (is_end.cumsum(-1) == is_end).sum(-1)
         kept.append(
             Graded(
                 request=np.array(live),
                 step=np.array([steps[i] for i in live]),
                 feature=feature(q_logits.numpy()),
                 entropy=torch.special.entr(q).sum(-1).double().numpy(),
-                ratio=ratio.double().numpy(),
-                overlap=torch.minimum(p[:, :-1], q).sum(-1).double().numpy(),
-                accepted=accepted.numpy(),
+                admitted=admitted.numpy(),
+                accepted=torch.minimum(accepted, admitted).numpy(),
             )
         )
         for row, i in enumerate(live):
@@ -108,10 +121,16 @@ def _until_end(emitted: list[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def _draft(
-    drafter: Any, contexts: list[list[int]], positions: int, generator: torch.Generator
+def draft_tokens(
+    drafter: Any,
+    contexts: list[list[int]],
+    positions: int,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [n, K] drawn one behind the other, and the logits [n, K, V] that each came from."""
+    """Tokens [n, K], one behind the other, and the logits [n, K, V] that each came from.
+
+    Drawn with the generator, or the most likely one without.
+    """
     inputs = _pad(contexts)
     tokens, logits = [], []
     cache = None
@@ -119,13 +138,20 @@ def _draft(
         out = drafter(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = out.past_key_values
         logits.append(out.logits[:, -1])
-        tokens.append(torch.multinomial(logits[-1].softmax(-1), 1, generator=generator))
+        tokens.append(choose(logits[-1], generator))
         inputs = {
             "input_ids": tokens[-1],
             "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1),
             "position_ids": inputs["position_ids"][:, -1:] + 1,
         }
     return torch.cat(tokens, 1), torch.stack(logits, 1)
+
+
+def choose(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """[n, 1], a token of each row of logits [n, V]: drawn, or the most likely one."""
+    if generator is None:
+        return logits.argmax(-1, keepdim=True)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)
 
 
 @torch.inference_mode()

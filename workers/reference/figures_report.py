@@ -32,16 +32,16 @@ def report(figures: Figures) -> RenderableType:
 def _workloads(figures: Figures) -> Table:
     models = list(figures.loss)
     table = _table(
-        "By workload: loss in nats per token",
-        [f"loss, {model}" for model in models] + ["entropy", "AUC", "labels"],
+        "Loss of each model and draft's entropy (nats per token), AUC and slope",
+        [*models, "entropy", "AUC", "slope"],
     )
     for name in figures.acceptance:
         table.add_row(
             name,
-            *(f"{figures.loss[model][name]:.3f}" for model in models),
-            f"{figures.draft_entropy[name]:.3f}",
-            f"{figures.auc_by_workload[name]:.3f}",
-            f"{figures.labels[name]:,}",
+            *(f"{figures.loss[model][name]:.2f}" for model in models),
+            f"{figures.draft_entropy[name]:.2f}",
+            f"{figures.auc_by_workload[name]:.2f}",
+            f"{figures.slope_by_workload[name]:.2f}",
         )
     return table
 

@@ -49,5 +49,5 @@ def write_inflated(count: int, directory: Path, root: Path = MODELS) -> int:
     """Write an inflated target to `directory`; returns how many parameters it has."""
     model = load_model("target", root)
     inflate(model, count)
-    save_model(model, load_tokenizer(root), directory)
+    save_model("target", model, directory, load_tokenizer(root))
     return parameters(model)
