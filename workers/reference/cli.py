@@ -19,6 +19,7 @@ from rich.text import Text
 from workers.reference.paths import MODELS, NAMES, UnknownModelError, cache, model_path
 
 if TYPE_CHECKING:
+    from workers.reference.confidence import Comparison
     from workers.reference.training import Progress as Step
 
 app = typer.Typer(
@@ -44,13 +45,16 @@ class Part(StrEnum):
 
     TARGET = "target"
     DRAFT = "draft"
+    EAGLE = "eagle"
+    DFLASH = "dflash"
+    CONFIDENCE = "confidence"
 
 
 @app.command(epilog="Example: specfleet reference train --output models")
 def train(
     parts: Annotated[
         list[Part] | None,
-        typer.Argument(metavar="[target] [draft]", show_default="both", help="What to train."),
+        typer.Argument(metavar="[PART]...", show_default="all of them", help="What to train."),
     ] = None,
     output: Annotated[
         Path, typer.Option(metavar="DIR", help="Where the finished models go.")
@@ -74,9 +78,10 @@ def train(
 ) -> None:
     """Train models from the corpora.
 
-    Takes about an hour on two cores. A run that was interrupted goes on from its last checkpoint
-    in --work; remove that directory to start anew. The same seed, corpora and steps give the same
-    model, as far as the machine's arithmetic is the same.
+    A drafter learns from the target in --output, and the confidence head from its drafter there.
+    Takes about an hour and a half on two cores. A run that was interrupted goes on from its last
+    checkpoint in --work; remove that directory to start anew. The same seed, corpora and steps
+    give the same model, as far as the machine's arithmetic is the same.
 
     The corpora are Python's standard library, the King James Bible (fetched with apt-get), and
     generated text.
@@ -84,8 +89,13 @@ def train(
     with _engine_packages():
         import torch
 
-        from workers.reference.models import hide_loading_bars, save_model
-        from workers.reference.recipes import RECIPES, prepare_tokenizer, train_model
+        from workers.reference.models import hide_loading_bars, load_tokenizer, save_model
+        from workers.reference.recipes import (
+            RECIPES,
+            prepare_tokenizer,
+            train_confidence,
+            train_model,
+        )
         from workers.reference.workloads.prose import MissingTextError
 
     hide_loading_bars()
@@ -93,18 +103,37 @@ def train(
     work.mkdir(parents=True, exist_ok=True)
     if threads:
         torch.set_num_threads(threads)
-    chosen = [part.value for part in Part if part in (parts or list(Part))]
-    if "draft" in chosen and "target" not in chosen and not (work / "target.pt").exists():
-        _fail(f"a draft learns from its target, and there is none in {work}: train it first")
+    chosen = [part for part in Part if part in (parts or list(Part))]
     try:
         for name in chosen:
-            recipe = RECIPES[name] if steps is None else replace(RECIPES[name], steps=steps)
             with _progress(quiet) as bars:
-                model = train_model(name, work, recipe, _reporter(bars, name, quiet))
-            save_model(model, prepare_tokenizer(work), output / name)
+                if name is Part.CONFIDENCE:
+                    report = _reporter_of_share(bars, "confidence: drafting")
+                    model, compared = train_confidence(output, work, report)
+                    typer.echo(_beside(compared), err=True)
+                else:
+                    recipe = RECIPES[name] if steps is None else replace(RECIPES[name], steps=steps)
+                    model = train_model(name, output, work, recipe, _reporter(bars, name, quiet))
+            made_with = prepare_tokenizer(work) if name is Part.TARGET else load_tokenizer(output)
+            save_model(name, model, output / name, made_with)
             typer.echo(output / name)
+    except UnknownModelError as error:
+        _fail(f"{error}: train it first")
     except (MissingTextError, OSError) as error:
         _fail(str(error))
+
+
+def _reporter_of_share(bars: Progress, what: str) -> "Callable[[float], None]":
+    bar = bars.add_task(what, total=1.0)
+    return lambda share: bars.update(bar, completed=share)
+
+
+def _beside(compared: "Comparison") -> str:
+    head, feature = compared.head, compared.feature
+    return (
+        f"confidence: on {compared.labels:,} held-out labels log-loss {head.log_loss:.4f}, "
+        f"AUC {head.auc:.3f}; the feature alone {feature.log_loss:.4f}, {feature.auc:.3f}"
+    )
 
 
 @app.command(epilog="Example: specfleet reference check --json | jq .slope")
@@ -114,6 +143,9 @@ def check(
         int, typer.Option(min=2, help="Held-out prompts to continue, of each workload.")
     ] = 24,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    in_vllm: Annotated[
+        bool, typer.Option("--in-vllm", help="Let vLLM draft and verify, in SpecFleet's worker.")
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -127,13 +159,13 @@ def check(
 
     Loss on held-out text; then the draft model proposes 7 tokens at temperature 1, the target
     accepts or rejects them, and the acceptance model is fitted to what happened. All of it with
-    transformers, without vLLM. Takes a few minutes.
+    transformers alone, unless --in-vllm is given; both say the same. Takes a few minutes.
     """
     with _engine_packages():
         from workers.reference.figures import measure
         from workers.reference.figures_report import report
         from workers.reference.models import hide_loading_bars
-        from workers.reference.trace_writer import write_trace
+        from workers.reference.traces import write_trace
 
     hide_loading_bars()
     if trace and not trace.parent.is_dir():
@@ -145,6 +177,7 @@ def check(
                 models,
                 prompts=prompts,
                 seed=seed,
+                in_engine=in_vllm,
                 on_progress=lambda what, share: bars.update(
                     bar, description=what, completed=min(share, 1.0)
                 ),

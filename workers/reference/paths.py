@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 MODELS = Path(__file__).parent / "models"
-NAMES = ("target", "draft")
+NAMES = ("target", "draft", "eagle", "dflash", "confidence")
+"""In the order in which they are trained: each learns from those before it."""
 
 
 class UnknownModelError(ValueError):
@@ -18,7 +19,9 @@ def model_path(name: str, root: Path = MODELS) -> Path:
         UnknownModelError: it has no such name, or is not in `root`.
     """
     if name not in NAMES:
-        raise UnknownModelError(f"no reference model is named {name!r}; use {' or '.join(NAMES)}")
+        raise UnknownModelError(
+            f"no reference model is named {name!r}; use one of {', '.join(NAMES)}"
+        )
     path = root / name
     if not (path / "config.json").exists():
         raise UnknownModelError(f"there is no model in {path}")

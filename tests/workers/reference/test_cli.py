@@ -32,7 +32,7 @@ def reference(*arguments: object) -> Result:
 def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """The document of one check, and the trace that it kept."""
     trace = tmp_path_factory.mktemp("check") / "trace.parquet"
-    result = reference("check", "--json", "--prompts", 12, "--trace", trace)
+    result = reference("check", "--json", "--trace", trace)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout), trace
 
@@ -43,7 +43,7 @@ def test_check_prints_one_document_with_the_documented_keys(
 ) -> None:
     document, _ = checked
     assert document["fit_problems"] == []
-    assert set(document["loss"]) == set(NAMES)
+    assert set(document["loss"]) == {"target", "draft", "eagle", "dflash"}
     for by_workload in (
         *document["loss"].values(),
         document["acceptance"],
@@ -51,6 +51,7 @@ def test_check_prints_one_document_with_the_documented_keys(
         document["intercepts"],
         document["draft_entropy"],
         document["auc_by_workload"],
+        document["slope_by_workload"],
         document["labels"],
     ):
         assert set(by_workload) == set(WORKLOADS)
@@ -66,6 +67,7 @@ def test_the_shipped_pair_behaves_as_large_pairs_do(
     document, _ = checked
     assert document["auc"] >= 0.70
     assert 0.3 <= document["slope"] <= 0.9
+    assert document["entropy_correlation"] < 0.0
     first = sorted(row[0] for row in document["acceptance"].values())
     assert first[0] >= 0.4
     assert first[-1] <= 0.97
@@ -95,7 +97,7 @@ def test_path_prints_where_a_model_lies(name: str) -> None:
 def test_path_names_what_it_does_not_know(tmp_path: Path) -> None:
     unknown, missing = reference("path", "eagel"), reference("path", "draft", "--models", tmp_path)
     assert (unknown.exit_code, missing.exit_code) == (1, 1)
-    assert "'eagel'; use target or draft" in unknown.stderr
+    assert "'eagel'; use one of target, draft, eagle, dflash" in unknown.stderr
     assert str(tmp_path) in missing.stderr
 
 
@@ -114,7 +116,7 @@ def test_inflate_refuses_to_shrink() -> None:
 
 
 def test_training_a_draft_without_its_target_says_what_to_do(tmp_path: Path) -> None:
-    result = reference("train", "draft", "--work", tmp_path / "work")
+    result = reference("train", "draft", "--output", tmp_path, "--work", tmp_path / "work")
     assert result.exit_code == 1
     assert "train it first" in result.stderr
 
