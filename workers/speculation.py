@@ -1,0 +1,217 @@
+"""A worker's step, without an engine: predict, choose, observe.
+
+    schedule    the engine says what it verifies; the drafts of the last step are matched to it
+    verified    it says what came out; labels go into the round
+    drafted     it drafts the next step's tokens; they are predicted, and cut to length
+
+Between any two steps an order may change coefficients and policy.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from estimator_service.logistic import Array, predict
+from estimator_service.messages import CoefficientSet, PolicyOrder, Version
+from workers.admission import Admission
+from workers.config import WorkerConfig
+from workers.cost import StepCost
+from workers.labels import Draft, Pending, Request, observe
+from workers.record import Record
+from workers.rounds import Round, Rounds
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """One step's drafts, R of them."""
+
+    requests: Sequence[str]
+    """[R], ids."""
+    tokens: Sequence[Sequence[int]]
+    """[R][K]."""
+    features: Array
+    """[R, K]; NaN where there is none."""
+    details: Mapping[str, Array] = field(default_factory=dict)
+    """By name, [R, K]; for the record, if it is on."""
+
+
+class Speculation:
+    """One worker's predictions, choices and labels for a pair with K = `positions`."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        positions: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.positions = positions
+        self.coefficients = CoefficientSet.initial(positions)
+        self.cost = StepCost(config.cost)
+        self.admission = Admission(
+            positions, config.order, self.cost, clock=clock, rng=random.Random(config.seed)
+        )
+        self.record = Record(config.record)
+        self.rounds = Rounds()
+        self.unmatched: Counter[str] = Counter()
+        """Drafts that were verified and gave no label, by reason."""
+        self.lengths: Counter[int] = Counter()
+        """Drafts by how much of them was verified."""
+        self.advised: Counter[int] = Counter()
+        """Drafts by how much of them the budget would have verified."""
+        self._step = 0
+        self._pending = Pending()
+        self._details: dict[str, Mapping[str, Sequence[float]]] = {}
+        self._dispatched: tuple[CoefficientSet, bool] | None = None
+        self._verifying: dict[str, tuple[Draft, int]] = {}
+        self._seen: set[str] = set()
+
+    def adopt(self, coefficients: CoefficientSet) -> bool:
+        """Predict with these from now on, if they are newer or of the same version; says whether.
+
+        The same version again is how a rank that differs is put right.
+        """
+        if coefficients.version < self.coefficients.version:
+            return False
+        self.coefficients = coefficients
+        return True
+
+    def order(self, policy: PolicyOrder) -> None:
+        """Verify by this policy from now on."""
+        self.admission.policy = policy
+
+    @property
+    def applied(self) -> Version:
+        """The version in force."""
+        return self.coefficients.version
+
+    def drain(self) -> list[Round]:
+        """What was gathered since the last drain."""
+        return self.rounds.drain()
+
+    def schedule(
+        self,
+        *,
+        new: Iterable[Request] = (),
+        resumed: Iterable[str] = (),
+        finished: Iterable[str] = (),
+        admitted: Mapping[str, Sequence[int]],
+        unlike: frozenset[str] = frozenset(),
+    ) -> None:
+        """A step begins.
+
+        Args:
+            new: requests that it runs for the first time.
+            resumed: requests that come back after a preemption.
+            finished: requests that were over before it.
+            admitted: the draft tokens that it verifies, by request.
+            unlike: requests whose drafts are judged by another rule than that of the feature.
+        """
+        self._pending.forget(finished)
+        self._seen.difference_update(finished)
+        self._pending.interrupt(resumed)
+        self._pending.begin(new)
+        drafts = self._pending.take(admitted)
+        coefficients, explored = self._dispatched or (self.coefficients, False)
+        self._dispatched = None
+        self._verifying = {}
+        lengths = []
+        for request_id, tokens in admitted.items():
+            draft = drafts.get(request_id)
+            if draft is None:
+                self.unmatched["no such draft"] += 1
+                continue
+            lengths.append(len(tokens))
+            if draft.request.skipped is not None:
+                self._skip(draft)
+            elif request_id in unlike:
+                self.unmatched["judged by another rule"] += 1
+            else:
+                self._verifying[request_id] = draft, len(tokens)
+        if drafts:
+            self.rounds.step(coefficients, lengths, explored=explored)
+            self.lengths.update(lengths)
+
+    def verified(self, emitted: Mapping[str, Sequence[int]]) -> None:
+        """The step's outcome: the tokens that each request emitted, accepted ones first."""
+        for request_id, tokens in emitted.items():
+            kept = self._pending.emit(request_id, tokens)
+            draft, admitted = self._verifying.pop(request_id, (None, 0))
+            if draft is None:
+                continue
+            if not tokens:
+                self.unmatched["discarded"] += 1
+                continue
+            labels = observe(draft, admitted, tokens, kept)
+            self.rounds.observe(draft.coefficients, draft.request.stratum, labels)
+            if self.record.enabled:
+                self.record.add(
+                    draft,
+                    self._details[request_id],
+                    admitted=min(admitted, kept),
+                    accepted=min(len(tokens) - 1, kept),
+                )
+        self.unmatched["lost"] += len(self._verifying)
+        self._verifying = {}
+
+    def drafted(self, drafted: Drafted) -> list[int]:
+        """[R], how many tokens of each draft to verify; the rest is not sent."""
+        self._step += 1
+        known = [self._pending.request(request_id) for request_id in drafted.requests]
+        intercepts = np.array(
+            [
+                self.coefficients.intercepts_of(request.stratum if request else "")
+                for request in known
+            ]
+        )
+        choice = self.admission.choose(
+            predict(self.coefficients.slope, intercepts, drafted.features)
+        )
+        self.advised.update(choice.advised.tolist())
+        self._dispatched = self.coefficients, choice.explored
+        rows = drafted.features.tolist()
+        self._pending.hold(
+            Draft(request, self._step, tuple(tokens), tuple(features), self.coefficients)
+            for request, tokens, features in zip(known, drafted.tokens, rows, strict=True)
+            if request is not None
+        )
+        if self.record.enabled:
+            columns = {name: values.tolist() for name, values in drafted.details.items()}
+            self._details = {
+                request_id: {name: rows[i] for name, rows in columns.items()}
+                for i, request_id in enumerate(drafted.requests)
+            }
+        lengths: list[int] = choice.lengths.tolist()
+        return lengths
+
+    def nothing_drafted(self) -> None:
+        """A step ends without drafts: what was held can no longer be matched."""
+        self._pending.hold([])
+        self._dispatched = None
+
+    def status(self) -> dict[str, Any]:
+        """For people, in plain types."""
+        exploring = self.admission.exploring
+        return {
+            "policy": self.admission.policy.policy.value,
+            "length": self.admission.policy.length,
+            "exploring": None if exploring is None else exploring.share,
+            "steps": self._step,
+            "admitted_lengths": {str(n): count for n, count in sorted(self.lengths.items())},
+            "advised_lengths": {str(n): count for n, count in sorted(self.advised.items())},
+            "unmatched": {reason: n for reason, n in self.unmatched.items() if n},
+            "forgotten_labels": self.rounds.forgotten,
+            "recorded": len(self.record),
+        }
+
+    def _skip(self, draft: Draft) -> None:
+        if draft.request.id not in self._seen and draft.request.skipped is not None:
+            self._seen.add(draft.request.id)
+            self.rounds.skip(draft.coefficients, draft.request.skipped)
