@@ -63,7 +63,7 @@ class Speculation:
         self.unmatched: Counter[str] = Counter()
         """Drafts that were verified and gave no label, by reason."""
         self.lengths: Counter[int] = Counter()
-        """Drafts by how much of them was verified."""
+        """Drafts by how much of them was to be verified."""
         self.advised: Counter[int] = Counter()
         """Drafts by how much of them the budget would have verified."""
         self._step = 0
@@ -119,8 +119,6 @@ class Speculation:
         self._pending.interrupt(resumed)
         self._pending.begin(new)
         drafts = self._pending.take(admitted)
-        coefficients, explored = self._dispatched or (self.coefficients, False)
-        self._dispatched = None
         self._verifying = {}
         lengths = []
         for request_id, tokens in admitted.items():
@@ -135,9 +133,10 @@ class Speculation:
                 self.unmatched["judged by another rule"] += 1
             else:
                 self._verifying[request_id] = draft, len(tokens)
-        if drafts:
+        if self._dispatched is not None:
+            coefficients, explored = self._dispatched
             self.rounds.step(coefficients, lengths, explored=explored)
-            self.lengths.update(lengths)
+            self._dispatched = None
 
     def verified(self, emitted: Mapping[str, Sequence[int]]) -> None:
         """The step's outcome: the tokens that each request emitted, accepted ones first."""
@@ -174,6 +173,7 @@ class Speculation:
         choice = self.admission.choose(
             predict(self.coefficients.slope, intercepts, drafted.features)
         )
+        self.lengths.update(choice.lengths.tolist())
         self.advised.update(choice.advised.tolist())
         self._dispatched = self.coefficients, choice.explored
         rows = drafted.features.tolist()
