@@ -50,6 +50,8 @@ class WorkerConfig(BaseModel):
     """Until an order says otherwise."""
     length: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] | None = None
     """Draft tokens to verify; with policy `fixed` only."""
+    draft_depth: bool = False
+    """Under policy `adaptive`, choose how many positions are drafted too."""
     cost: CostConfig = CostConfig()
     record: Annotated[int, Field(ge=0)] = 0
     """Labelled draft positions to keep for `drain_record`; 0 keeps none."""

@@ -1,6 +1,7 @@
 """A worker's step, without an engine: predict, choose, observe.
 
     schedule    the engine says what it verifies; the drafts of the last step are matched to it
+    plan        how many positions it is to draft then
     verified    it says what came out; labels go into the round
     drafted     it drafts the next step's tokens; they are predicted, and cut to length
 
@@ -35,7 +36,7 @@ class Drafted:
     requests: Sequence[str]
     """[R], ids."""
     tokens: Sequence[Sequence[int]]
-    """[R][K]."""
+    """[R][D], of D <= K positions."""
     features: Array
     """[R, K]; NaN where there is none."""
     details: Mapping[str, Array] = field(default_factory=dict)
@@ -56,7 +57,12 @@ class Speculation:
         self.coefficients = CoefficientSet.initial(positions)
         self.cost = StepCost(config.cost)
         self.admission = Admission(
-            positions, config.order, self.cost, clock=clock, rng=random.Random(config.seed)
+            positions,
+            config.order,
+            self.cost,
+            clock=clock,
+            rng=random.Random(config.seed),
+            draft_depth=config.draft_depth,
         )
         self.record = Record(config.record)
         self.rounds = Rounds()
@@ -66,6 +72,8 @@ class Speculation:
         """Drafts by how much of them was to be verified."""
         self.advised: Counter[int] = Counter()
         """Drafts by how much of them the budget would have verified."""
+        self.depths: Counter[int] = Counter()
+        """Steps by how many positions they were to draft."""
         self._step = 0
         self._pending = Pending()
         self._details: dict[str, Mapping[str, Sequence[float]]] = {}
@@ -138,6 +146,12 @@ class Speculation:
             self.rounds.step(coefficients, lengths, explored=explored)
             self._dispatched = None
 
+    def plan(self, requests: int) -> int:
+        """How many positions the step that begins drafts, for each of `requests`."""
+        depth = self.admission.plan(requests)
+        self.depths[depth] += 1
+        return depth
+
     def verified(self, emitted: Mapping[str, Sequence[int]]) -> None:
         """The step's outcome: the tokens that each request emitted, accepted ones first."""
         for request_id, tokens in emitted.items():
@@ -206,6 +220,7 @@ class Speculation:
             "steps": self._step,
             "admitted_lengths": {str(n): count for n, count in sorted(self.lengths.items())},
             "advised_lengths": {str(n): count for n, count in sorted(self.advised.items())},
+            "depths": {str(n): count for n, count in sorted(self.depths.items())},
             "unmatched": {reason: n for reason, n in self.unmatched.items() if n},
             "forgotten_labels": self.rounds.forgotten,
             "recorded": len(self.record),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator_service.logistic import Array
-from workers.budget import NEIGHBOURS, Forecast, admit, best_budget, survival
+from workers.budget import NEIGHBOURS, Forecast, admit, best_budget, best_depth, survival
 
 NAN = float("nan")
 
@@ -97,8 +97,8 @@ def test_a_forecast_takes_the_first_probability_from_now_and_the_rest_from_draft
     np.testing.assert_allclose(forecast.survivals([0.5])[:, 0], [[0.5, 0.25, 0.125]])
     low, high = survival([[0.2, 0.1, 0.1]]), survival([[0.9, 0.9, 0.8]])
     for _ in range(NEIGHBOURS):
-        forecast.remember(low)
-        forecast.remember(high)
+        forecast.remember(low, 3)
+        forecast.remember(high, 3)
     cases = forecast.survivals([0.25, 0.8, NAN])
     assert cases.shape == (NEIGHBOURS, 3, 3)
     np.testing.assert_allclose(cases[0], [[0.25, 0.025, 0.0025], [0.8, 0.72, 0.576], [0, 0, 0]])
@@ -107,5 +107,30 @@ def test_a_forecast_takes_the_first_probability_from_now_and_the_rest_from_draft
 
 def test_a_forecast_learns_nothing_from_drafts_without_a_first_probability() -> None:
     forecast = Forecast(2)
-    forecast.remember(survival([[NAN, 0.5], [0.0, 0.5]]))
+    forecast.remember(survival([[NAN, 0.5], [0.0, 0.5]]), 2)
+    forecast.remember(survival([[0.9, 0.5]]), 0)
     np.testing.assert_allclose(forecast.survivals([0.5]), [[[0.5, 0.25]]])
+
+
+def test_a_shallow_draft_is_remembered_as_if_it_went_on_like_others() -> None:
+    forecast = Forecast(3)
+    forecast.remember(survival([[0.8, 0.5, 0.5]]), 3)
+    forecast.remember(np.array([[0.4, 0.2, 0.0]]), 2)
+    cases = forecast.typical(1)
+    assert cases is not None
+    np.testing.assert_allclose(cases[:, 0], [[0.4, 0.2, 0.1], [0.8, 0.4, 0.2]])
+
+
+@given(batches(), st.lists(seconds, min_size=4, max_size=4))
+def test_the_depth_is_that_of_the_best_budget_over_all_depths(
+    batch: tuple[Array, Array], more: list[float]
+) -> None:
+    survivals, verify = batch
+    positions = survivals.shape[1]
+    draft = np.cumsum([0.25, *more])[: positions + 1]
+    best = []
+    for depth in range(positions + 1):
+        seen = np.where(np.arange(positions) < depth, survivals, 0.0)
+        lengths = itertools.product(range(depth + 1), repeat=len(survivals))
+        best.append(max(rate(seen, verify + draft[depth], x) for x in lengths))
+    assert best_depth(survivals[None], verify, draft) == best.index(max(best))

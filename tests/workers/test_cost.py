@@ -80,12 +80,21 @@ def test_a_sample_ages_out() -> None:
 def test_one_size_is_no_table() -> None:
     cost = StepCost(CostConfig())
     for _ in range(5):
-        cost.observe(requests=1, tokens=8, verify=1.0, draft=0.5)
-    assert cost.seconds(1, 7) is None
-    cost.observe(requests=1, tokens=4, verify=0.5, draft=0.5)
-    seconds = cost.seconds(1, 7)
+        cost.observe(requests=1, tokens=8, verify=1.0, draft=0.5, depth=7)
+    assert cost.verify(1, 7) is None
+    cost.observe(requests=1, tokens=4, verify=0.5, draft=0.5, depth=7)
+    seconds = cost.verify(1, 7)
     assert seconds is not None
-    assert seconds[[3, 7]].tolist() == [1.0, 1.5]
+    assert seconds[[3, 7]].tolist() == [0.5, 1.0]
+
+
+def test_drafting_costs_what_its_depth_did_or_its_share_of_the_deepest() -> None:
+    cost = StepCost(CostConfig())
+    assert cost.draft(1, 4).tolist() == [0.0] * 5
+    cost.observe(requests=1, tokens=5, verify=1.0, draft=0.8, depth=4)
+    np.testing.assert_allclose(cost.draft(1, 4), [0.2, 0.2, 0.4, 0.6, 0.8])
+    cost.observe(requests=1, tokens=5, verify=1.0, draft=0.3, depth=2)
+    np.testing.assert_allclose(cost.draft(1, 4), [0.2, 0.2, 0.3, 0.6, 0.8])
 
 
 class Machine:
@@ -103,7 +112,7 @@ class Machine:
         lengths = self.admission.choose(self.probabilities()).lengths
         tokens = R + int(lengths.sum())
         took = factor * self.seconds(tokens) * float(self.rng.uniform(0.95, 1.05))
-        self.cost.observe(requests=R, tokens=tokens, verify=took, draft=0.02)
+        self.cost.observe(requests=R, tokens=tokens, verify=took, draft=0.02, depth=7)
 
     def probabilities(self) -> Array:
         return self.rng.uniform(0.5, 0.9, (R, K))
@@ -124,9 +133,10 @@ class Machine:
     def regret(self) -> float:
         """Of the tokens per second that the true costs allow, the share that is missed."""
         rates = self.rates()
-        known = self.cost.seconds(R, R * K)
+        known = self.cost.verify(R, R * K)
         if known is None:
             return 1.0
+        known = known + self.cost.draft(R, K)[K]
         return float(1.0 - rates[np.argmax((R + self.gained) / known)] / rates.max())
 
     def steps_until_good(self, limit: int) -> int:
@@ -170,9 +180,13 @@ def test_costs_are_learned_and_recover(seconds: Callable[[int], float]) -> None:
         for tokens in range(R, R + R * K + 1):
             took = seconds(tokens)
             if tokens != machine.best():
-                machine.cost.observe(requests=R, tokens=tokens, verify=took, draft=0.02)
+                machine.cost.observe(requests=R, tokens=tokens, verify=took, draft=0.02, depth=7)
     machine.cost.observe(
-        requests=R, tokens=machine.best(), verify=6.0 * seconds(machine.best()), draft=0.02
+        requests=R,
+        tokens=machine.best(),
+        verify=6.0 * seconds(machine.best()),
+        draft=0.02,
+        depth=7,
     )
     once = machine.steps_until_good(3000)
 
@@ -182,8 +196,8 @@ def test_costs_are_learned_and_recover(seconds: Callable[[int], float]) -> None:
 
     machine = Machine(seconds, config)
     for _ in range(config.warmup_samples):
-        machine.cost.observe(requests=R, tokens=R, verify=seconds(R), draft=0.02)
-        machine.cost.observe(requests=R, tokens=R + 1, verify=seconds(R + 1), draft=0.02)
+        machine.cost.observe(requests=R, tokens=R, verify=seconds(R), draft=0.02, depth=7)
+        machine.cost.observe(requests=R, tokens=R + 1, verify=seconds(R + 1), draft=0.02, depth=7)
     never = machine.steps_until_good(3000)
     print(
         f"\n{seconds.__name__}: steps until within 3% of the best: from nothing {cold}, after one "

@@ -68,7 +68,7 @@ class KnownCost(StepCost):
         super().__init__(CostConfig(share=share, warmup_samples=0))
         self._seconds = seconds
 
-    def seconds(self, requests: int, slots: int) -> Array:
+    def verify(self, requests: int, slots: int) -> Array:
         return self._seconds[: slots + 1]
 
 
@@ -131,7 +131,7 @@ def test_whether_a_token_is_verified_never_depends_on_it_or_on_what_follows(
     share: float,
 ) -> None:
     mine = admission(POSITIONS, np.array(seconds), seed=seed, share=share)
-    mine._forecast.remember(survival(past))
+    mine._forecast.remember(survival(past), POSITIONS)
     draws = list(itertools.product((0, 1), repeat=POSITIONS))
     verified: dict[tuple[object, ...], bool] = {}
     for drawn in itertools.product(draws, repeat=2):

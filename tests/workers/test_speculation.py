@@ -127,7 +127,9 @@ def test_policies_change_lengths_and_never_predictions() -> None:
     mine = speculation(cost={"warmup_share": 0.0, "share": 0.0})
     for tokens in range(1, 30):
         # So dear that nothing is worth verifying.
-        mine.cost.observe(requests=1, tokens=tokens, verify=0.01 * 10.0**tokens, draft=0.01)
+        mine.cost.observe(
+            requests=1, tokens=tokens, verify=0.01 * 10.0**tokens, draft=0.01, depth=3
+        )
     begun(mine, "x")
     chosen = {}
     for order in (
@@ -183,7 +185,7 @@ def test_without_a_cost_drafts_are_whole_and_one_warning_says_so(
 def test_a_request_without_features_gets_nothing_and_the_others_their_own() -> None:
     mine = speculation(policy="adaptive", cost={"warmup_share": 0.0, "share": 0.0})
     for tokens in range(1, 30):
-        mine.cost.observe(requests=2, tokens=tokens, verify=1.0, draft=0.01)
+        mine.cost.observe(requests=2, tokens=tokens, verify=1.0, draft=0.01, depth=3)
     begun(mine, "x", "y", "z")
     features = np.array([[NAN] * K, [2.0, 2.0, 2.0], [2.0, NAN, 2.0]])
     lengths = mine.drafted(Drafted(["x", "y", "z"], [[1, 2, 3]] * 3, features))

@@ -62,6 +62,8 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
         self._failures: Counter[str] = Counter()
         self._start = 0.0
         self._timed_tokens = 0
+        self._depth = self._speculation.positions
+        """Positions that the step drafts."""
         self._own_seconds = 0.0
         """Spent in here, in all: on features, lengths and labels."""
         if current_platform.is_cpu():
@@ -149,6 +151,11 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
             unlike=self._unlike(admitted),
         )
         scheduled = scheduler_output.num_scheduled_tokens
+        self._depth = min(
+            self._speculation.plan(len(scheduled)) if scheduled else self._speculation.positions,
+            scheduler_output.num_spec_tokens_to_schedule,
+        )
+        scheduler_output.num_spec_tokens_to_schedule = self._depth
         most = self._speculation.positions + 1
         # A step that also reads prompts says nothing about what verification costs.
         pure = all(n == 1 + len(admitted.get(r, ())) <= most for r, n in scheduled.items())
@@ -174,6 +181,7 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
                 tokens=self._timed_tokens,
                 verify=took - draft,
                 draft=draft,
+                depth=self._depth,
             )
 
     def _verified(self, output: Any) -> None:

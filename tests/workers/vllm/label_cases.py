@@ -42,6 +42,7 @@ def cases(engine: Engine) -> dict[str, Any]:
     probe = engine.run()["probe"]
     drain(engine)
 
+    engine.add("hung-up", prose, temperature=1.0, max_tokens=200)
     # Ends inside a draft: by a token, by a string, by its limit.
     for i, stop in enumerate(probe.tokens[6:12]):
         engine.add(f"stop-token-{i}", chat, temperature=0.0, max_tokens=24, stop_token_ids=[stop])
@@ -59,7 +60,6 @@ def cases(engine: Engine) -> dict[str, Any]:
     # Prefix-cache hits: all but the last token is known, and the engine pads with placeholders.
     for i in range(4):
         engine.add(f"cached-{i}", chat[:33], temperature=float(i % 2), max_tokens=12)
-    engine.add("hung-up", prose, temperature=1.0, max_tokens=200)
     engine.add("workload", code, temperature=0.0, max_tokens=9, extra_args={"workload": "code"})
     long = [token for document in prompts(engine, 200) for token in document][:300]
 
