@@ -101,7 +101,8 @@ def test_a_forecast_takes_the_first_probability_from_now_and_the_rest_from_draft
         forecast.remember(high, 3)
     cases = forecast.survivals([0.25, 0.8, NAN])
     assert cases.shape == (NEIGHBOURS, 3, 3)
-    np.testing.assert_allclose(cases[0], [[0.25, 0.025, 0.0025], [0.8, 0.72, 0.576], [0, 0, 0]])
+    expected = np.array([[0.25, 0.025, 0.0025], [0.8, 0.72, 0.576], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(cases[0], expected)
     np.testing.assert_array_equal(cases, np.tile(cases[:1], (NEIGHBOURS, 1, 1)))
 
 

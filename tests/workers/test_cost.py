@@ -49,7 +49,7 @@ def test_a_cost_is_the_median_of_the_recent_samples_and_never_decreases() -> Non
     table.observe(8, 2.0)
     assert_costs(table, [1, 4, 6, 8, 16], [1.1, 1.1, 1.55, 2.0, 4.0])
     table.observe(6, 0.5)
-    costs = table.seconds(np.arange(1.0, 20.0))
+    costs = table.seconds(np.arange(1, 20, dtype=np.float64))
     assert costs is not None
     assert (np.diff(costs) >= 0.0).all()
 

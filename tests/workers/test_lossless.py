@@ -100,7 +100,7 @@ def test_our_budget_does_not_see_the_draws_and_the_output_is_exact() -> None:
             int(copy.deepcopy(mine).choose(row[None]).lengths[0]) for row in (PROMISING, HOPELESS)
         ]
         budgets.add(chosen[0])
-        assert first_token(TARGET, DRAFTER, lambda x, c=chosen: c[x] > 0) == TARGET
+        assert first_token(TARGET, DRAFTER, [n > 0 for n in chosen].__getitem__) == TARGET
         mine.choose([PROMISING, HOPELESS][rng.random() < 0.5][None])
     # Both answers occur: the past makes whole drafts look worth it at one time and not at another.
     assert budgets == {0, 2}

@@ -32,11 +32,6 @@ from workers.vllm.rpc import (
     write_version,
 )
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as EngineWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as EngineWorker
-
 P = ParamSpec("P")
 _log = logging.getLogger(__name__)
 RECORD_ROWS = 20_000
@@ -47,7 +42,18 @@ class HostWorkerError(ValueError):
     """An engine that the host path cannot serve."""
 
 
-class HostWorker(EngineWorker):  # type: ignore[misc]
+def _engine_worker() -> Any:
+    """The platform's own worker class."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+class HostWorker(_engine_worker()):  # type: ignore[misc]
     """vLLM's V1 worker, verifying prefixes of drafts and gathering labels."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

@@ -57,7 +57,8 @@ class Engine:
             **engine,
         )
         self.outcomes: dict[str, Outcome] = {}
-        core = self.llm.llm_engine.engine_core.engine_core
+        client: Any = self.llm.llm_engine.engine_core
+        core = client.engine_core
         self._update = core.scheduler.update_from_output
         core.scheduler.update_from_output = self._log
 

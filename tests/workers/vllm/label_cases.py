@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from tests.workers.vllm.engine import Engine
@@ -132,4 +131,4 @@ def mixed(engine: Engine) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -87,4 +87,4 @@ def sample(engine: Engine, samples: int, parameters: dict[str, Any]) -> dict[str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,7 +25,7 @@ def source(function: Callable[..., Any], *names: str, user: str) -> None:
 
 
 def fields(kind: Any, *names: str, user: str) -> None:
-    known = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    known: Any = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
     for name in names:
         assert name in known or hasattr(kind, name), (
             f"{kind.__qualname__} no longer has {name}; used by {user}"
