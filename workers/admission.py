@@ -37,6 +37,8 @@ class Plan:
 
     depth: int
     """Positions to draft."""
+    length: int
+    """Of them, those to verify if the budget does not say less."""
     explored: bool = False
     """An exploration order wants whole drafts verified."""
 
@@ -57,11 +59,25 @@ class Admission:
         clock: Callable[[], float],
         rng: random.Random,
         draft_depth: bool = False,
+        vary_depth: bool = True,
     ) -> None:
+        """Chooses for K = `positions`.
+
+        Args:
+            positions: K.
+            policy: until it is set to another.
+            cost: of a step; learned by who holds this.
+            clock: seconds, for the end of an exploration order.
+            rng: of the budgets and depths that are tried.
+            draft_depth: choose, under policy `adaptive`, how many positions are drafted too.
+            vary_depth: False drafts K positions in every step, whatever else is said: several ranks
+                that draft together must agree, and each has a clock and costs of its own.
+        """
         self.policy = policy
         self.cost = cost
         self.draft_depth = draft_depth
         self._positions = positions
+        self._vary_depth = vary_depth
         self._clock = clock
         self._rng = rng
         self._forecast = Forecast(positions)
@@ -85,15 +101,16 @@ class Admission:
     def plan(self, requests: int) -> int:
         """How many positions to draft for each of `requests`, in the step that begins."""
         order = self.exploring
-        if order is not None and self._rng.random() < order.share:
-            self._plan = Plan(self._positions, explored=True)
-        elif self.policy.length is not None:
-            self._plan = Plan(min(self.policy.length, self._positions))
-        elif self.policy.policy is Policy.ADAPTIVE and self.draft_depth:
-            self._plan = Plan(self._best_depth(requests))
-        else:
-            self._plan = Plan(self._positions)
-        return self._plan.depth
+        explored = order is not None and self._rng.random() < order.share
+        depth = length = self._positions
+        if not explored and self.policy.length is not None:
+            depth = length = min(self.policy.length, self._positions)
+        elif not explored and self.policy.policy is Policy.ADAPTIVE and self.draft_depth:
+            depth = length = self._best_depth(requests)
+        if not self._vary_depth:
+            depth = self._positions
+        self._plan = Plan(depth, length, explored)
+        return depth
 
     def choose(self, probabilities: Array) -> Admitted:
         """Lengths for drafts of which `probabilities` [R, K] are the predicted acceptances.
@@ -104,9 +121,10 @@ class Admission:
         requests = len(probabilities)
         if self._plan is None:
             self.plan(requests)
-        plan, self._plan = self._plan or Plan(self._positions), None
+        whole = Plan(self._positions, self._positions)
+        plan, self._plan = self._plan or whole, None
         survivals = survival(probabilities)
-        full = np.full(requests, plan.depth, dtype=np.intp)
+        full = np.full(requests, plan.length, dtype=np.intp)
         advised = self._advise(probabilities[:, 0], survivals, full)
         self._forecast.remember(survivals, plan.depth)
         adaptive = self.policy.policy is Policy.ADAPTIVE and not plan.explored

@@ -51,6 +51,7 @@ class Speculation:
         config: WorkerConfig,
         positions: int,
         *,
+        vary_depth: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.positions = positions
@@ -63,6 +64,7 @@ class Speculation:
             clock=clock,
             rng=random.Random(config.seed),
             draft_depth=config.draft_depth,
+            vary_depth=vary_depth,
         )
         self.record = Record(config.record)
         self.rounds = Rounds()

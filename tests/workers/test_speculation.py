@@ -208,3 +208,32 @@ def test_the_record_holds_drafts_and_is_bounded() -> None:
     assert rows["stratum"] == ["a"] * 6
     assert rows["q_drawn"] == [0.5] * 6
     assert mine.record.drain(100)["request"] == []
+
+
+@pytest.mark.parametrize("vary", [True, False])
+def test_what_is_not_to_be_verified_is_not_drafted_unless_ranks_must_agree(vary: bool) -> None:
+    config = WorkerConfig.model_validate({"policy": "fixed", "length": 1})
+    mine = Speculation(config, K, vary_depth=vary, clock=Clock())
+    begun(mine, "x")
+    assert mine.plan(1) == (1 if vary else K)
+    assert draft(mine, "x") == [1]
+    mine.admission.explore(ExplorationOrder(1.0, 5.0))
+    assert mine.plan(1) == K
+    assert draft(mine, "x") == [K]
+
+
+def test_the_depth_is_chosen_when_asked_and_drafts_stay_whole_for_a_share() -> None:
+    cost = {"warmup_samples": 0, "share": 0.1}
+    mine = speculation(policy="adaptive", draft_depth=True, cost=cost)
+    begun(mine, "x")
+    for tokens in (1, 2, 3, 4):
+        mine.cost.observe(requests=1, tokens=tokens, verify=1.0, draft=0.9, depth=K)
+    for _ in range(300):
+        mine.plan(1)
+        # Certain at first and hopeless after it: one position is worth its third of a second.
+        features = np.array([[9.0, -9.0, -9.0]])
+        mine.drafted(Drafted(["x"], [[1, 2, 3]], features))
+    depths = mine.status()["depths"]
+    assert depths["1"] > 240
+    assert 10 < depths[str(K)] < 60
+    assert depths.keys() == {"1", str(K)}

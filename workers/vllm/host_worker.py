@@ -62,7 +62,9 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
         self.specfleet = WorkerConfig.of(vllm_config.additional_config or {})
         _check(vllm_config)
         self._speculation = Speculation(
-            self.specfleet, vllm_config.speculative_config.num_speculative_tokens
+            self.specfleet,
+            vllm_config.speculative_config.num_speculative_tokens,
+            vary_depth=vllm_config.parallel_config.world_size_across_dp == 1,
         )
         self._capture: Capture | None = None
         self._failures: Counter[str] = Counter()
@@ -128,6 +130,7 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
 
     def status(self) -> dict[str, Any]:
         """This worker, for people."""
+        capture = self._capture
         return {
             "rank": self.rank,
             "path": "host",
@@ -135,8 +138,8 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             "applied": write_version(self._speculation.applied),
             "coefficients_hash": coefficients_hash(self._speculation.coefficients),
             "failures": dict(self._failures),
-            "capture_failures": 0 if self._capture is None else self._capture.failures,
-            "own_seconds": self._own_seconds,
+            "capture_failures": 0 if capture is None else capture.failures,
+            "own_seconds": self._own_seconds + (0.0 if capture is None else capture.own_seconds),
             **self._speculation.status(),
         }
 

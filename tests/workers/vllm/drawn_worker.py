@@ -13,6 +13,7 @@ class DrawnWorker(HostWorker):
     """`HostWorker` until it is told otherwise."""
 
     naive = False
+    broken = False
     forced: dict[str, int] = {}  # noqa: RUF012
 
     def trim_by_draw(self, naive: bool) -> None:
@@ -28,7 +29,28 @@ class DrawnWorker(HostWorker):
         cost = self._speculation.cost
         cost._config = cost._config.model_copy(update={"share": share, "warmup_share": share})
 
+    def choose_depth(self, chosen: bool) -> None:
+        """Choose how many positions to draft, too."""
+        self._speculation.admission.draft_depth = chosen
+
+    def fail(self, broken: bool) -> None:
+        """Fail wherever the worker is called."""
+        self.broken = broken
+
+    def _schedule(self, scheduler_output: Any) -> None:
+        self._break()
+        super()._schedule(scheduler_output)
+
+    def _verified(self, output: Any) -> None:
+        self._break()
+        super()._verified(output)
+
+    def _break(self) -> None:
+        if self.broken:
+            raise RuntimeError("broken on purpose")
+
     def _drafted(self, drafts: Any) -> list[int] | None:
+        self._break()
         lengths = super()._drafted(drafts)
         if lengths is None or self._capture is None:
             return lengths

@@ -19,13 +19,33 @@ ENGINE = {
     "block_size": 32,
 }
 FORCED = {"whole": 7, "two": 2, "none": 0}
+COEFFICIENTS = {
+    "version": [1, 1],
+    "source": "fitted",
+    "slope": 0.7,
+    "intercepts": [0.1 * k for k in range(POSITIONS)],
+    "strata": {"greedy:default": [0.2] * POSITIONS},
+}
+ORDERS: list[dict[str, Any]] = [
+    {"coefficients": COEFFICIENTS, "policy": {"policy": "fixed", "length": 2}},
+    # Wrong in its second part: the first is not carried out either.
+    {"policy": {"policy": "full"}, "coefficients": {**COEFFICIENTS, "slope": float("nan")}},
+    {"policy": {"policy": "fixed", "length": 0}},
+    {"policy": {"policy": "fixed", "length": 0}, "exploration": {"share": 1.0, "seconds": 1e6}},
+]
 REGEX = r"[ -~\n]{30,60}"
 """Wide, so that drafts pass the grammar and are verified."""
 
 
 def main() -> None:
     engine = Engine(POSITIONS, SETTINGS, **ENGINE)
-    answer = {"cases": cases(engine), "alone": alone(engine), "mixed": mixed(engine)}
+    answer = {
+        "cases": cases(engine),
+        "alone": alone(engine),
+        "mixed": mixed(engine),
+        "broken": broken(engine),
+        "ordered": ordered(engine),
+    }
     print(json.dumps(answer))
 
 
@@ -128,6 +148,36 @@ def mixed(engine: Engine) -> dict[str, Any]:
         "texts": {n: o.text for n, o in outcomes.items()},
         **drain(engine),
     }
+
+
+def broken(engine: Engine) -> dict[str, Any]:
+    """The clean requests while everything of ours fails, and again when it is whole."""
+    answer: dict[str, Any] = {}
+    for name, fails in (("meanwhile", True), ("after", False)):
+        engine.rpc("fail", fails)
+        clean(engine)
+        outcomes = engine.run()
+        answer[name] = {"requests": {n: o.tokens for n, o in outcomes.items()}, **drain(engine)}
+    return answer
+
+
+def ordered(engine: Engine) -> list[dict[str, Any]]:
+    """The clean requests under one order after the other."""
+    answer = []
+    for order in ORDERS:
+        said: dict[str, Any] = {}
+        try:
+            engine.rpc("exchange", order)
+        except ValueError as error:
+            said["error"] = str(error)
+        clean(engine)
+        outcomes = engine.run()
+        steps = [step for outcome in outcomes.values() for step in outcome.steps]
+        said["lengths"] = sorted({len(draft) for draft, _, _ in steps})
+        said["tokens"] = {n: o.tokens for n, o in outcomes.items()}
+        said |= {"exchange": engine.rpc("exchange", {}), "status": engine.rpc("status")}
+        answer.append(said)
+    return answer
 
 
 if __name__ == "__main__":

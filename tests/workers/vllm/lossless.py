@@ -25,6 +25,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature .7, top-p .95": {"temperature": 0.7, "top_p": 0.95},
 }
+DEPTH = "temperature 1"
+"""The arm that chooses how many positions to draft, too."""
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def main() -> None:
     engine.rpc("explore_budgets", 0.5)
     answer: dict[str, Any] = {"greedy": greedy(engine), "prompt": prompt(engine), "arms": {}}
     for name, parameters in ARMS.items():
+        engine.rpc("choose_depth", name == DEPTH)
         answer["arms"][name] = sample(engine, samples, parameters)
     engine.rpc("trim_by_draw", True)
     answer["naive"] = sample(engine, samples, ARMS["temperature 1"])

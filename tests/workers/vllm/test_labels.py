@@ -166,3 +166,33 @@ def test_who_is_excluded_is_served_right_and_adds_nothing(answer: dict[str, Any]
     # In another batch the same logits differ in their last digits.
     np.testing.assert_allclose(mine.statistics.sums, clean.statistics.sums, rtol=1e-3, atol=1e-3)
     assert observed(mixed["record"]) == observed(alone["record"])
+
+
+def test_when_everything_of_ours_fails_requests_are_served_all_the_same(
+    answer: dict[str, Any],
+) -> None:
+    meanwhile, after = answer["broken"]["meanwhile"], answer["broken"]["after"]
+    assert meanwhile["requests"] == after["requests"] == answer["alone"]["requests"]
+    assert meanwhile["exchange"]["rounds"] == []
+    assert all(meanwhile["status"]["failures"][what] > 0 for what in ("schedule", "drafted"))
+    assert after["status"]["failures"] == meanwhile["status"]["failures"]
+    # What runs before anything fails is not known to the worker; these requests are new.
+    assert observed(after["record"]) == observed(answer["alone"]["record"])
+
+
+def test_an_order_is_carried_out_whole_or_not_at_all(answer: dict[str, Any]) -> None:
+    two, refused, none, exploring = answer["ordered"]
+    for said in answer["ordered"]:
+        assert said["tokens"] == answer["alone"]["requests"]
+        assert said["exchange"]["applied"] == [1, 1]
+    assert (two["lengths"], none["lengths"]) == ([0, 2], [0])
+    assert "slope must be in 0..20, got nan" in refused["error"]
+    assert refused["lengths"] == two["lengths"]
+    assert refused["status"]["coefficients_hash"] == two["status"]["coefficients_hash"]
+    assert two["status"]["coefficients_hash"] != answer["alone"]["status"]["coefficients_hash"]
+    (round_,) = read_exchanged(two["exchange"], POSITIONS).rounds
+    assert round_.strata["greedy:default"].intercepts == (0.2,) * POSITIONS
+    assert round_.admitted[1] > 0 == round_.admitted[2]
+    assert max(exploring["lengths"]) == POSITIONS
+    (round_,) = read_exchanged(exploring["exchange"], POSITIONS).rounds
+    assert round_.explored_steps == round_.steps > 0
