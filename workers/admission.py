@@ -125,9 +125,13 @@ class Admission:
         plan, self._plan = self._plan or whole, None
         survivals = survival(probabilities)
         full = np.full(requests, plan.length, dtype=np.intp)
-        advised = self._advise(probabilities[:, 0], survivals, full)
-        self._forecast.remember(survivals, plan.depth)
         adaptive = self.policy.policy is Policy.ADAPTIVE and not plan.explored
+        if adaptive and self._rng.random() < self.cost.explore_share:
+            self.cost.tried()
+            advised = admit(survivals, self._rng.randint(0, survivals.size))
+        else:
+            advised = self._advise(probabilities[:, 0], survivals, full)
+        self._forecast.remember(survivals, plan.depth)
         return Admitted(advised if adaptive else full, advised, plan.explored)
 
     def _best_depth(self, requests: int) -> int:
@@ -140,12 +144,10 @@ class Admission:
 
     def _advise(self, first: Array, survivals: Array, full: Lengths) -> Lengths:
         requests, slots = len(survivals), survivals.size
-        if self._rng.random() < self.cost.explore_share:
-            return admit(survivals, self._rng.randint(0, slots))
         verify = self.cost.verify(requests, slots)
         if verify is None:
             self._without_cost += 1
-            if self._without_cost == PATIENCE:
+            if self._without_cost == PATIENCE and self.policy.policy is Policy.ADAPTIVE:
                 _log.warning("no step was timed yet that a budget could follow: drafts are whole")
             return full
         expected = self._forecast.survivals(first)

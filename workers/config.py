@@ -29,8 +29,8 @@ class CostConfig(BaseModel):
     """Of the steps, those that try a random budget: a size that is never tried has no cost."""
     warmup_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """The same while little is known ..."""
-    warmup_samples: Annotated[int, Field(ge=0)] = 40
-    """... which is until so many steps were timed."""
+    warmup_tries: Annotated[int, Field(ge=0)] = 20
+    """... which is until so many random budgets were tried."""
 
 
 class WorkerConfig(BaseModel):

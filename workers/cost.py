@@ -134,13 +134,17 @@ class StepCost:
         self._verify = CostTable(config)
         self._draft: dict[int, CostTable] = {}
         """By depth, over requests."""
-        self._timed = 0
+        self._tries = 0
 
     @property
     def explore_share(self) -> float:
         """Of the steps, those that should try a random budget."""
-        warm = self._timed >= self._config.warmup_samples
+        warm = self._tries >= self._config.warmup_tries
         return self._config.share if warm else self._config.warmup_share
+
+    def tried(self) -> None:
+        """Count a step that tried a random budget."""
+        self._tries += 1
 
     def observe(
         self, *, requests: int, tokens: int, verify: float, draft: float, depth: int
@@ -148,7 +152,7 @@ class StepCost:
         """Add a step, in seconds: it verified `tokens`, and drafted `depth` positions for each of
         `requests`.
         """
-        self._timed += self._verify.observe(tokens, verify)
+        self._verify.observe(tokens, verify)
         self._draft.setdefault(depth, CostTable(self._config)).observe(requests, draft)
 
     def verify(self, requests: int, slots: int) -> Array | None:

@@ -195,7 +195,7 @@ def test_costs_are_learned_and_recover(seconds: Callable[[int], float]) -> None:
     drifted = machine.steps_until_good(3000)
 
     machine = Machine(seconds, config)
-    for _ in range(config.warmup_samples):
+    for _ in range(config.warmup_tries):
         machine.cost.observe(requests=R, tokens=R, verify=seconds(R), draft=0.02, depth=7)
         machine.cost.observe(requests=R, tokens=R + 1, verify=seconds(R + 1), draft=0.02, depth=7)
     never = machine.steps_until_good(3000)
@@ -204,6 +204,6 @@ def test_costs_are_learned_and_recover(seconds: Callable[[int], float]) -> None:
         f"sample six times too slow {slow}, after the only one of the best "
         f"size was {once}, after the "
         f"machine slowed 2.5 times {drifted}, sizes never tried {never}; exploring "
-        f"{config.share:.0%} of the steps, {config.warmup_share:.0%} of the first "
-        f"{config.warmup_samples}"
+        f"{config.share:.0%} of the steps, {config.warmup_share:.0%} until "
+        f"{config.warmup_tries} budgets were tried"
     )

@@ -65,7 +65,7 @@ class KnownCost(StepCost):
     """That does not have to be learned."""
 
     def __init__(self, seconds: Array, share: float) -> None:
-        super().__init__(CostConfig(share=share, warmup_samples=0))
+        super().__init__(CostConfig(share=share, warmup_tries=0))
         self._seconds = seconds
 
     def verify(self, requests: int, slots: int) -> Array:

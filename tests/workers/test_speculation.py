@@ -223,7 +223,7 @@ def test_what_is_not_to_be_verified_is_not_drafted_unless_ranks_must_agree(vary:
 
 
 def test_the_depth_is_chosen_when_asked_and_drafts_stay_whole_for_a_share() -> None:
-    cost = {"warmup_samples": 0, "share": 0.1}
+    cost = {"warmup_tries": 0, "share": 0.1}
     mine = speculation(policy="adaptive", draft_depth=True, cost=cost)
     begun(mine, "x")
     for tokens in (1, 2, 3, 4):

@@ -18,6 +18,7 @@ from estimator_service.logistic import predict
 from estimator_service.sketch import Sketch
 from estimator_service.statistics import Statistics
 from tests.workers.vllm.label_cases import FORCED, POSITIONS, REGEX
+from workers.rounds import Round
 from workers.vllm.rpc import read_exchanged
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -180,6 +181,11 @@ def test_when_everything_of_ours_fails_requests_are_served_all_the_same(
     assert observed(after["record"]) == observed(answer["alone"]["record"])
 
 
+def round_of(said: dict[str, Any]) -> Round:
+    """The newest; a step that was under way when an order came belongs to the one before."""
+    return read_exchanged(said["exchange"], POSITIONS).rounds[-1]
+
+
 def test_an_order_is_carried_out_whole_or_not_at_all(answer: dict[str, Any]) -> None:
     two, refused, none, exploring = answer["ordered"]
     for said in answer["ordered"]:
@@ -190,9 +196,9 @@ def test_an_order_is_carried_out_whole_or_not_at_all(answer: dict[str, Any]) -> 
     assert refused["lengths"] == two["lengths"]
     assert refused["status"]["coefficients_hash"] == two["status"]["coefficients_hash"]
     assert two["status"]["coefficients_hash"] != answer["alone"]["status"]["coefficients_hash"]
-    (round_,) = read_exchanged(two["exchange"], POSITIONS).rounds
+    round_ = round_of(two)
     assert round_.strata["greedy:default"].intercepts == (0.2,) * POSITIONS
     assert round_.admitted[1] > 0 == round_.admitted[2]
     assert max(exploring["lengths"]) == POSITIONS
-    (round_,) = read_exchanged(exploring["exchange"], POSITIONS).rounds
+    round_ = round_of(exploring)
     assert round_.explored_steps == round_.steps > 0
