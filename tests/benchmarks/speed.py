@@ -5,7 +5,8 @@
 Two engines, one that drafts nothing and one with the worker, take turns: in every repeat, all arms
 of one concurrency come one after the other in a new order, so that a machine that drifts does it to
 all of them. Every measurement is appended to RESULTS.jsonl at once; what is in it already is not
-measured again, so the run can be stopped and resumed. Nothing here asserts a time.
+measured again, so the run can be stopped and resumed. One file, one setting: another number of
+parameters belongs into another file. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Child:
         raise RuntimeError(f"the engine ended with {self._process.wait()}")
 
 
-def measure(results: Path, seconds: float, repeats: int, requests: list[int]) -> None:
+def measure(
+    results: Path, seconds: float, repeats: int, requests: list[int], parameters: int
+) -> None:
     """Fill `results` with what is missing."""
     from workers.reference.inflate import write_inflated
 
@@ -84,7 +87,7 @@ def measure(results: Path, seconds: float, repeats: int, requests: list[int]) ->
         return
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory)
-        write_inflated(PARAMETERS, target)
+        write_inflated(parameters, target)
         engines = {NONE: Child(target, 0), "": Child(target, POSITIONS)}
         start = time.monotonic()
         for i, (repeat, n, arm) in enumerate(missing, start=1):
@@ -150,9 +153,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS))
+    parser.add_argument("--parameters", type=int, default=PARAMETERS, help="of the target")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-    measure(options.results, options.seconds, options.repeats, options.requests)
+    measure(options.results, options.seconds, options.repeats, options.requests, options.parameters)
     report(read(options.results), Console(width=150))
 
 

@@ -22,8 +22,8 @@ NEW_TOKENS = 96
 PROMPT_TOKENS = 64
 SAMPLED = ("prose", "chat")
 """Workloads served at temperature 1; the others greedily."""
-LABELS = 6000
-"""Behind the coefficients that every adaptive arm starts from."""
+ADMITTED = 4000
+"""Verified draft tokens behind the coefficients that every adaptive arm starts from."""
 
 
 class Bench:
@@ -110,7 +110,8 @@ class Bench:
 
         self._rpc("exchange", {"policy": {"policy": "full"}})
         rows: dict[str, list[Any]] = {}
-        while sum(rows.get("admitted", [])) < LABELS:
+        while (admitted := sum(rows.get("admitted", []))) < ADMITTED:
+            print(f"fitting: {admitted} of {ADMITTED} draft tokens", file=sys.stderr, flush=True)
             self._serve(8, 10.0)
             for name, column in self._rpc("drain_record").items():
                 if name != "dropped":
