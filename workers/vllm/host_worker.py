@@ -81,9 +81,15 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
         super().load_model(*args, **kwargs)
         if self.use_v2_model_runner:
             raise HostWorkerError("the host path runs on vLLM's V1 model runner, this is V2")
-        self._capture = Capture(
-            self.model_runner.drafter, details=self.specfleet.record > 0, clock=time.perf_counter
-        )
+        drafter = getattr(self.model_runner, "drafter", None)
+        if drafter is None:
+            return  # A stage of a pipeline that does not draft.
+        try:
+            self._capture = Capture(
+                drafter, details=self.specfleet.record > 0, clock=time.perf_counter
+            )
+        except TypeError as error:
+            raise HostWorkerError(f"the host path cannot predict: {error}") from error
 
     def execute_model(self, scheduler_output: Any) -> Any:
         self._guarded("schedule", self._schedule, scheduler_output)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,3 +143,17 @@ def test_sampling_parameters_have_these_fields_and_no_others_that_alter_the_targ
     assert set(SamplingParams.__struct_fields__) == known, (
         "SamplingParams has changed: does what is new alter the target? See workers.vllm.requests"
     )
+
+
+def test_an_engine_that_the_host_path_cannot_serve_is_refused() -> None:
+    from workers.vllm.host_worker import HostWorkerError, _check
+
+    def config(speculative: object, asynchronous: bool) -> SimpleNamespace:
+        scheduler = SimpleNamespace(async_scheduling=asynchronous)
+        return SimpleNamespace(speculative_config=speculative, scheduler_config=scheduler)
+
+    _check(config(object(), False))
+    with pytest.raises(HostWorkerError, match="needs a speculative_config"):
+        _check(config(None, False))
+    with pytest.raises(HostWorkerError, match="needs async_scheduling=False"):
+        _check(config(object(), True))
