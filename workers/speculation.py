@@ -114,6 +114,7 @@ class Speculation:
         finished: Iterable[str] = (),
         admitted: Mapping[str, Sequence[int]],
         unlike: frozenset[str] = frozenset(),
+        runs: bool = True,
     ) -> None:
         """A step begins.
 
@@ -123,6 +124,7 @@ class Speculation:
             finished: requests that were over before it.
             admitted: the draft tokens that it verifies, by request.
             unlike: requests whose drafts are judged by another rule than that of the feature.
+            runs: False if nothing is scheduled, and the engine only tells who is finished.
         """
         self._pending.forget(finished)
         self._seen.difference_update(finished)
@@ -145,7 +147,8 @@ class Speculation:
                 self._verifying[request_id] = draft, len(tokens)
         if self._dispatched is not None:
             coefficients, explored = self._dispatched
-            self.rounds.step(coefficients, lengths, explored=explored)
+            if runs:
+                self.rounds.step(coefficients, lengths, explored=explored)
             self._dispatched = None
 
     def plan(self, requests: int) -> int:

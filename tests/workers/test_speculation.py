@@ -68,6 +68,18 @@ def test_labels_are_graded_by_the_version_that_predicted_them() -> None:
     assert second.strata["a"].intercepts == (1.0,) * K
 
 
+def test_a_step_counts_when_it_runs_even_if_it_verifies_nothing() -> None:
+    mine = speculation()
+    begun(mine, "x")
+    draft(mine, "x")
+    mine.schedule(admitted={})
+    mine.verified({"x": [9]})
+    draft(mine, "x")
+    mine.schedule(finished=["x"], admitted={}, runs=False)
+    (drained,) = mine.drain()
+    assert (drained.steps, drained.admitted) == (1, ())
+
+
 def test_only_what_is_not_older_is_adopted() -> None:
     mine = speculation()
     assert mine.adopt(NEWER)

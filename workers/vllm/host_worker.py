@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from vllm.platforms import current_platform
 
@@ -33,6 +33,7 @@ from workers.vllm.rpc import (
 )
 
 P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RECORD_ROWS = 20_000
 """Rows of the record in one answer: two megabytes or so."""
@@ -111,12 +112,9 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
 
     def take_draft_token_ids(self) -> Any:
         drafts = super().take_draft_token_ids()
-        lengths = self._guarded("drafted", self._drafted, drafts)
-        if lengths is not None:
-            drafts.draft_token_ids = [
-                tokens[:length]
-                for tokens, length in zip(drafts.draft_token_ids, lengths, strict=True)
-            ]
+        shortened = self._guarded("drafted", self._shortened, drafts)
+        if shortened is not None:
+            drafts.draft_token_ids = shortened
         return drafts
 
     def exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,6 +162,7 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             finished=scheduler_output.finished_req_ids,
             admitted=admitted,
             unlike=self._unlike(admitted),
+            runs=scheduler_output.total_num_scheduled_tokens > 0,
         )
         scheduled = scheduler_output.num_scheduled_tokens
         self._depth = min(
@@ -200,12 +199,20 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             )
 
     def _verified(self, output: Any) -> None:
-        sampled = output.sampled_token_ids
+        # A stage of a pipeline that is not the last hands on something else.
+        sampled = getattr(output, "sampled_token_ids", None)
         if not sampled:
             return
         self._speculation.verified(
             {request_id: sampled[i] for request_id, i in output.req_id_to_index.items()}
         )
+
+    def _shortened(self, drafts: Any) -> list[list[int]] | None:
+        lengths = self._drafted(drafts)
+        if lengths is None:
+            return None
+        pairs = zip(drafts.draft_token_ids, lengths, strict=True)
+        return [tokens[:length] for tokens, length in pairs]
 
     def _drafted(self, drafts: Any) -> list[int] | None:
         """[R], lengths to verify; None leaves the drafts as they are."""
@@ -228,8 +235,8 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
         )
 
     def _guarded(
-        self, what: str, call: Callable[P, list[int] | None], *args: P.args, **kwargs: P.kwargs
-    ) -> list[int] | None:
+        self, what: str, call: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
         start = time.perf_counter()
         try:
             return call(*args, **kwargs)

@@ -22,11 +22,18 @@ ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 1024, "block_size": 32}
 SETTINGS = {"record": 4096}
 GREEDY_TOKENS = 32
 ARMS: dict[str, dict[str, Any]] = {
+    # This one chooses how many positions to draft, too.
     "temperature 1": {"temperature": 1.0},
     "temperature .7, top-p .95": {"temperature": 0.7, "top_p": 0.95},
+    # All but one token of the prompt is in the prefix cache, and vLLM pads such a request's first
+    # step with placeholders, by which every draft of that step is judged in another way.
+    "placeholders": {"temperature": 1.0},
 }
 DEPTH = "temperature 1"
-"""The arm that chooses how many positions to draft, too."""
+PROMPTS = dict.fromkeys(ARMS, 20) | {"placeholders": 33}
+"""Tokens; the engine's blocks have 32."""
+NAIVE = "temperature 1"
+"""The arm that is repeated with trimming by the drawn token."""
 
 
 def main() -> None:
@@ -35,19 +42,20 @@ def main() -> None:
     # Half of the budgets are random, so that lengths vary whatever the costs are; the others are
     # chosen as always.
     engine.rpc("explore_budgets", 0.5)
-    answer: dict[str, Any] = {"greedy": greedy(engine), "prompt": prompt(engine), "arms": {}}
-    for name, parameters in ARMS.items():
+    answer: dict[str, Any] = {"greedy": greedy(engine), "arms": {}}
+    for name in ARMS:
         engine.rpc("choose_depth", name == DEPTH)
-        answer["arms"][name] = sample(engine, samples, parameters)
+        answer["arms"][name] = sample(engine, samples, name)
+    engine.rpc("choose_depth", False)
     engine.rpc("trim_by_draw", True)
-    answer["naive"] = sample(engine, samples, ARMS["temperature 1"])
+    answer["naive"] = sample(engine, samples, NAIVE)
     answer["status"] = engine.rpc("status")
     print(json.dumps(answer))
 
 
-def prompt(engine: Engine) -> list[int]:
+def prompt(engine: Engine, arm: str) -> list[int]:
     """Where the drafter is often wrong, and the target itself not sure."""
-    return engine.encode(read_heldout("prose").documents[0])[:20]
+    return engine.encode(read_heldout("prose").documents[0])[: PROMPTS[arm]]
 
 
 def greedy_prompts(engine: Engine) -> dict[str, list[int]]:
@@ -68,23 +76,25 @@ def greedy(engine: Engine) -> dict[str, dict[str, list[int]]]:
     return {n: {"prompt": prompts[n], "tokens": o.tokens} for n, o in outcomes.items()}
 
 
-def sample(engine: Engine, samples: int, parameters: dict[str, Any]) -> dict[str, Any]:
+def sample(engine: Engine, samples: int, arm: str) -> dict[str, Any]:
     """Texts [samples][TOKENS] of one prompt, and how much of the drafts was verified."""
     from vllm import SamplingParams
 
-    before = Counter(engine.rpc("status")["admitted_lengths"])
+    before = engine.rpc("status")
     start = time.monotonic()
     (output,) = engine.llm.generate(
-        {"prompt_token_ids": prompt(engine)},
+        {"prompt_token_ids": prompt(engine, arm)},
         SamplingParams(
-            n=samples, max_tokens=TOKENS, ignore_eos=True, detokenize=False, **parameters
+            n=samples, max_tokens=TOKENS, ignore_eos=True, detokenize=False, **ARMS[arm]
         ),
         use_tqdm=False,
     )
-    after = Counter(engine.rpc("status")["admitted_lengths"])
+    after = engine.rpc("status")
+    counts = ("admitted_lengths", "depths", "unmatched")
     return {
+        "prompt": prompt(engine, arm),
         "texts": [list(one.token_ids) for one in output.outputs],
-        "lengths": after - before,
+        **{name: Counter(after[name]) - Counter(before[name]) for name in counts},
         "seconds": time.monotonic() - start,
     }
 

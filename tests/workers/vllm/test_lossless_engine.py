@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from tests.workers.vllm.lossless import ARMS, GREEDY_TOKENS, POSITIONS, TOKENS
+from tests.workers.vllm.lossless import ARMS, DEPTH, GREEDY_TOKENS, NAIVE, POSITIONS, TOKENS
 from workers.reference.models import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -96,16 +96,19 @@ def test_greedy_texts_are_the_targets_token_for_token(answer: dict[str, Any]) ->
 @pytest.mark.parametrize("arm", ARMS)
 def test_sampled_texts_are_distributed_as_the_targets(answer: dict[str, Any], arm: str) -> None:
     ours = answer["arms"][arm]
-    values = p_values(ours["texts"], target_samples(answer["prompt"], **ARMS[arm]))
-    lengths = {int(n): count for n, count in sorted(ours["lengths"].items())}
+    values = p_values(ours["texts"], target_samples(ours["prompt"], **ARMS[arm]))
+    lengths = {int(n): count for n, count in sorted(ours["admitted_lengths"].items())}
     print(f"\n{arm}: {SAMPLES} samples in {ours['seconds']:.0f} s; p {np.round(values, 4)}")
     print(f"drafts by how much of them was verified: {lengths}")
+    print(f"steps by how much was drafted: {ours['depths']}; without a label: {ours['unmatched']}")
     assert min(values) > ALPHA / (len(ARMS) * TOKENS)
     assert all(lengths.get(n, 0) > SAMPLES / 50 for n in range(POSITIONS + 1))
+    assert (len(ours["depths"]) > 1) == (arm == DEPTH)
+    assert (ours["unmatched"].get("judged by another rule", 0) > 0) == (arm == "placeholders")
 
 
 def test_the_same_test_detects_trimming_by_the_drawn_token(answer: dict[str, Any]) -> None:
-    texts = answer["naive"]["texts"]
-    values = p_values(texts, target_samples(answer["prompt"]))
+    naive = answer["naive"]
+    values = p_values(naive["texts"], target_samples(naive["prompt"], **ARMS[NAIVE]))
     print(f"\ntrimmed by the drawn token: p {values}")
     assert min(values[1:]) < ALPHA / (len(ARMS) * TOKENS)
