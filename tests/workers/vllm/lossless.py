@@ -6,6 +6,7 @@ Usage: lossless.py SAMPLES
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ NAIVE = "temperature 1"
 
 def main() -> None:
     samples = int(sys.argv[1])
+    os.environ["VLLM_MAX_N_SEQUENCES"] = str(samples)
     engine = Engine(POSITIONS, SETTINGS, **ENGINE)
     # Half of the budgets are random, so that lengths vary whatever the costs are; the others are
     # chosen as always.
