@@ -64,6 +64,29 @@ def best_budget(survivals: ArrayLike, seconds: ArrayLike) -> int:
     return int(np.argmax((requests + gained) / cost))
 
 
+def best_depth(survivals: ArrayLike, verify: ArrayLike, draft: ArrayLike) -> int:
+    """How many positions to draft, if the best budget for them follows; of several, the fewest.
+
+    Args:
+        survivals: [M, R, K], M equally likely cases.
+        verify: [R * K + 1], seconds to verify 0, 1, ... R * K draft tokens.
+        draft: [K + 1], seconds to draft 0, 1, ... K positions for each request.
+
+    >>> best_depth([[[0.9, 0.1]]], verify=[1.0, 1.1, 1.2], draft=[0.1, 0.2, 0.4])
+    1
+    """
+    s = np.asarray(survivals, dtype=np.float64)
+    cost, drafting = np.asarray(verify), np.asarray(draft)
+    cases, requests, positions = s.shape
+    rates = [requests / (cost[0] + drafting[0])]
+    for depth in range(1, positions + 1):
+        slots = -np.sort(-s[:, :, :depth].reshape(cases, -1), axis=-1)
+        gained = np.cumsum(slots.mean(axis=0))
+        seconds = cost[: requests * depth + 1] + drafting[depth]
+        rates.append(max(requests / seconds[0], float(((requests + gained) / seconds[1:]).max())))
+    return int(np.argmax(rates))
+
+
 def admit(survivals: ArrayLike, budget: int) -> Lengths:
     """[R], how much of each draft is verified when `budget` slots of [R, K] are.
 
@@ -91,13 +114,33 @@ class Forecast:
         self._first = np.zeros(0)
         self._tails = np.zeros((0, positions))
 
-    def remember(self, survivals: Array) -> None:
-        """Learn from drafts [R, K]; called only after their budget was chosen."""
+    def remember(self, survivals: Array, depth: int) -> None:
+        """Learn from drafts [R, K] of `depth` positions; called after their budget was chosen.
+
+        What lies behind `depth` is taken to go on as remembered drafts did.
+        """
         usable = survivals[:, 0] > 0.0
-        first = survivals[usable, 0]
-        tails = survivals[usable] / first[:, None]
+        if depth == 0 or not usable.any():
+            return
+        seen = survivals[usable]
+        if depth < self._positions:
+            at = depth - 1
+            whole = self._first[:, None] * self._tails
+            mean = whole.mean(axis=0) if len(whole) else np.ones(self._positions)
+            ratio = mean[depth:] / mean[at] if mean[at] > 0.0 else np.zeros(len(mean) - depth)
+            seen = np.concatenate([seen[:, :depth], seen[:, at : at + 1] * ratio], axis=1)
+        first = seen[:, 0]
         self._first = np.concatenate([first, self._first])[:MEMORY]
-        self._tails = np.concatenate([tails, self._tails])[:MEMORY]
+        self._tails = np.concatenate([seen / first[:, None], self._tails])[:MEMORY]
+
+    def typical(self, requests: int) -> Array | None:
+        """[M, R, K], M cases for drafts of which nothing is known; None if none is remembered."""
+        if not len(self._first):
+            return None
+        cases = max(1, min(NEIGHBOURS, len(self._first) // requests))
+        rows = np.arange(cases * requests) % len(self._first)
+        whole: Array = (self._first[:, None] * self._tails)[rows]
+        return whole.reshape(cases, requests, self._positions)
 
     def survivals(self, first: ArrayLike) -> Array:
         """[M, R, K], M cases for drafts whose first probabilities are `first` [R]."""

@@ -29,8 +29,8 @@ class CostConfig(BaseModel):
     """Of the steps, those that try a random budget: a size that is never tried has no cost."""
     warmup_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """The same while little is known ..."""
-    warmup_samples: Annotated[int, Field(ge=0)] = 40
-    """... which is until so many steps were timed."""
+    warmup_tries: Annotated[int, Field(ge=0)] = 20
+    """... which is until so many random budgets were tried."""
 
 
 class WorkerConfig(BaseModel):
@@ -50,6 +50,8 @@ class WorkerConfig(BaseModel):
     """Until an order says otherwise."""
     length: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] | None = None
     """Draft tokens to verify; with policy `fixed` only."""
+    draft_depth: bool = False
+    """Under policy `adaptive`, choose how many positions are drafted too."""
     cost: CostConfig = CostConfig()
     record: Annotated[int, Field(ge=0)] = 0
     """Labelled draft positions to keep for `drain_record`; 0 keeps none."""

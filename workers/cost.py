@@ -132,28 +132,48 @@ class StepCost:
     def __init__(self, config: CostConfig) -> None:
         self._config = config
         self._verify = CostTable(config)
-        self._draft = CostTable(config)
-        self._timed = 0
+        self._draft: dict[int, CostTable] = {}
+        """By depth, over requests."""
+        self._tries = 0
 
     @property
     def explore_share(self) -> float:
         """Of the steps, those that should try a random budget."""
-        warm = self._timed >= self._config.warmup_samples
+        warm = self._tries >= self._config.warmup_tries
         return self._config.share if warm else self._config.warmup_share
 
-    def observe(self, *, requests: int, tokens: int, verify: float, draft: float) -> None:
-        """Add a step that verified `tokens` and drafted for `requests`, in seconds."""
-        self._timed += self._verify.observe(tokens, verify)
-        self._draft.observe(requests, draft)
+    def tried(self) -> None:
+        """Count a step that tried a random budget."""
+        self._tries += 1
 
-    def seconds(self, requests: int, slots: int) -> Array | None:
-        """[slots + 1], of a step with 0, 1, ... `slots` draft tokens beside one token for each
+    def observe(
+        self, *, requests: int, tokens: int, verify: float, draft: float, depth: int
+    ) -> None:
+        """Add a step, in seconds: it verified `tokens`, and drafted `depth` positions for each of
+        `requests`.
+        """
+        self._verify.observe(tokens, verify)
+        self._draft.setdefault(depth, CostTable(self._config)).observe(requests, draft)
+
+    def verify(self, requests: int, slots: int) -> Array | None:
+        """[slots + 1], of verifying 0, 1, ... `slots` draft tokens beside one token for each
         request; None while fewer than two sizes are known, which is no table.
         """
         if self._verify.sizes < 2:
             return None
-        verify = self._verify.seconds(requests + np.arange(slots + 1, dtype=np.float64))
-        draft = self._draft.seconds(np.array([float(requests)]))
-        if verify is None:
-            return None
-        return verify if draft is None else verify + draft
+        return self._verify.seconds(requests + np.arange(slots + 1, dtype=np.float64))
+
+    def draft(self, requests: int, positions: int) -> Array:
+        """[positions + 1], of drafting 0, 1, ... `positions` for each request.
+
+        A depth that was never timed costs in proportion to the deepest one that was. Depth 0 costs
+        one pass: the drafter has to read what was emitted.
+        """
+        at = np.array([float(requests)])
+        timed = {depth: table.seconds(at) for depth, table in self._draft.items()}
+        known = {depth: float(cost[0]) for depth, cost in timed.items() if cost is not None}
+        if not known:
+            return np.zeros(positions + 1)
+        deepest = max(known)
+        each = known[deepest] / max(deepest, 1)
+        return np.array([known.get(d, max(d, 1) * each) for d in range(positions + 1)])

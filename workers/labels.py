@@ -55,7 +55,7 @@ class Draft:
     step: int
     """The worker's number of the step that drafted it."""
     tokens: tuple[int, ...]
-    """[K]."""
+    """[D], as many as were drafted."""
     features: tuple[float, ...]
     """[K]; NaN where there is none."""
     coefficients: CoefficientSet

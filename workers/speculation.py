@@ -1,6 +1,7 @@
 """A worker's step, without an engine: predict, choose, observe.
 
     schedule    the engine says what it verifies; the drafts of the last step are matched to it
+    plan        how many positions it is to draft then
     verified    it says what came out; labels go into the round
     drafted     it drafts the next step's tokens; they are predicted, and cut to length
 
@@ -35,7 +36,7 @@ class Drafted:
     requests: Sequence[str]
     """[R], ids."""
     tokens: Sequence[Sequence[int]]
-    """[R][K]."""
+    """[R][D], of D <= K positions."""
     features: Array
     """[R, K]; NaN where there is none."""
     details: Mapping[str, Array] = field(default_factory=dict)
@@ -50,22 +51,31 @@ class Speculation:
         config: WorkerConfig,
         positions: int,
         *,
+        vary_depth: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.positions = positions
         self.coefficients = CoefficientSet.initial(positions)
         self.cost = StepCost(config.cost)
         self.admission = Admission(
-            positions, config.order, self.cost, clock=clock, rng=random.Random(config.seed)
+            positions,
+            config.order,
+            self.cost,
+            clock=clock,
+            rng=random.Random(config.seed),
+            draft_depth=config.draft_depth,
+            vary_depth=vary_depth,
         )
         self.record = Record(config.record)
         self.rounds = Rounds()
         self.unmatched: Counter[str] = Counter()
         """Drafts that were verified and gave no label, by reason."""
         self.lengths: Counter[int] = Counter()
-        """Drafts by how much of them was verified."""
+        """Drafts by how much of them was to be verified."""
         self.advised: Counter[int] = Counter()
         """Drafts by how much of them the budget would have verified."""
+        self.depths: Counter[int] = Counter()
+        """Steps by how many positions they were to draft."""
         self._step = 0
         self._pending = Pending()
         self._details: dict[str, Mapping[str, Sequence[float]]] = {}
@@ -104,6 +114,7 @@ class Speculation:
         finished: Iterable[str] = (),
         admitted: Mapping[str, Sequence[int]],
         unlike: frozenset[str] = frozenset(),
+        runs: bool = True,
     ) -> None:
         """A step begins.
 
@@ -113,14 +124,13 @@ class Speculation:
             finished: requests that were over before it.
             admitted: the draft tokens that it verifies, by request.
             unlike: requests whose drafts are judged by another rule than that of the feature.
+            runs: False if nothing is scheduled, and the engine only tells who is finished.
         """
         self._pending.forget(finished)
         self._seen.difference_update(finished)
         self._pending.interrupt(resumed)
         self._pending.begin(new)
         drafts = self._pending.take(admitted)
-        coefficients, explored = self._dispatched or (self.coefficients, False)
-        self._dispatched = None
         self._verifying = {}
         lengths = []
         for request_id, tokens in admitted.items():
@@ -135,9 +145,17 @@ class Speculation:
                 self.unmatched["judged by another rule"] += 1
             else:
                 self._verifying[request_id] = draft, len(tokens)
-        if drafts:
-            self.rounds.step(coefficients, lengths, explored=explored)
-            self.lengths.update(lengths)
+        if self._dispatched is not None:
+            coefficients, explored = self._dispatched
+            if runs:
+                self.rounds.step(coefficients, lengths, explored=explored)
+            self._dispatched = None
+
+    def plan(self, requests: int) -> int:
+        """How many positions the step that begins drafts, for each of `requests`."""
+        depth = self.admission.plan(requests)
+        self.depths[depth] += 1
+        return depth
 
     def verified(self, emitted: Mapping[str, Sequence[int]]) -> None:
         """The step's outcome: the tokens that each request emitted, accepted ones first."""
@@ -174,6 +192,7 @@ class Speculation:
         choice = self.admission.choose(
             predict(self.coefficients.slope, intercepts, drafted.features)
         )
+        self.lengths.update(choice.lengths.tolist())
         self.advised.update(choice.advised.tolist())
         self._dispatched = self.coefficients, choice.explored
         rows = drafted.features.tolist()
@@ -206,6 +225,7 @@ class Speculation:
             "steps": self._step,
             "admitted_lengths": {str(n): count for n, count in sorted(self.lengths.items())},
             "advised_lengths": {str(n): count for n, count in sorted(self.advised.items())},
+            "depths": {str(n): count for n, count in sorted(self.depths.items())},
             "unmatched": {reason: n for reason, n in self.unmatched.items() if n},
             "forgotten_labels": self.rounds.forgotten,
             "recorded": len(self.record),

@@ -41,7 +41,9 @@ class Capture:
         self.failures = 0
         self.seconds = 0.0
         """That the last `propose` took."""
-        self._keep_logits = details
+        self.own_seconds = 0.0
+        """Spent in here, in all."""
+        self.keep_details = details
         self._clock = clock
         self._temperature: Tensor | None = None
         self._open = False
@@ -112,16 +114,18 @@ class Capture:
     def _on_logits(self, *args: Any, **kwargs: Any) -> Any:
         logits = self._compute_logits(*args, **kwargs)
         if self._open:
+            start = self._clock()
             try:
                 # At once: the drafter divides these logits by the temperature in place.
                 self._features.append(features(logits, self._rows(len(logits))))
-                if self._keep_logits:
+                if self.keep_details:
                     self._logits.append(logits.clone())
             except Exception:
                 self.failures += 1
                 self._open = False
                 self._features = []
                 self._logits = []
+            self.own_seconds += self._clock() - start
         return logits
 
     def _rows(self, rows: int) -> Tensor | None:

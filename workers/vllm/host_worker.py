@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from vllm.platforms import current_platform
 
@@ -32,12 +32,8 @@ from workers.vllm.rpc import (
     write_version,
 )
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as EngineWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as EngineWorker
-
 P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RECORD_ROWS = 20_000
 """Rows of the record in one answer: two megabytes or so."""
@@ -47,7 +43,18 @@ class HostWorkerError(ValueError):
     """An engine that the host path cannot serve."""
 
 
-class HostWorker(EngineWorker):  # type: ignore[misc]
+def _engine_worker() -> Any:
+    """The platform's own worker class."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+class HostWorker(_engine_worker()):  # type: ignore[misc]
     """vLLM's V1 worker, verifying prefixes of drafts and gathering labels."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,12 +63,16 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
         self.specfleet = WorkerConfig.of(vllm_config.additional_config or {})
         _check(vllm_config)
         self._speculation = Speculation(
-            self.specfleet, vllm_config.speculative_config.num_speculative_tokens
+            self.specfleet,
+            vllm_config.speculative_config.num_speculative_tokens,
+            vary_depth=vllm_config.parallel_config.world_size_across_dp == 1,
         )
         self._capture: Capture | None = None
         self._failures: Counter[str] = Counter()
         self._start = 0.0
         self._timed_tokens = 0
+        self._depth = self._speculation.positions
+        """Positions that the step drafts."""
         self._own_seconds = 0.0
         """Spent in here, in all: on features, lengths and labels."""
         if current_platform.is_cpu():
@@ -71,9 +82,15 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
         super().load_model(*args, **kwargs)
         if self.use_v2_model_runner:
             raise HostWorkerError("the host path runs on vLLM's V1 model runner, this is V2")
-        self._capture = Capture(
-            self.model_runner.drafter, details=self.specfleet.record > 0, clock=time.perf_counter
-        )
+        drafter = getattr(self.model_runner, "drafter", None)
+        if drafter is None:
+            return  # A stage of a pipeline that does not draft.
+        try:
+            self._capture = Capture(
+                drafter, details=self.specfleet.record > 0, clock=time.perf_counter
+            )
+        except TypeError as error:
+            raise HostWorkerError(f"the host path cannot predict: {error}") from error
 
     def execute_model(self, scheduler_output: Any) -> Any:
         self._guarded("schedule", self._schedule, scheduler_output)
@@ -95,12 +112,9 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
 
     def take_draft_token_ids(self) -> Any:
         drafts = super().take_draft_token_ids()
-        lengths = self._guarded("drafted", self._drafted, drafts)
-        if lengths is not None:
-            drafts.draft_token_ids = [
-                tokens[:length]
-                for tokens, length in zip(drafts.draft_token_ids, lengths, strict=True)
-            ]
+        shortened = self._guarded("drafted", self._shortened, drafts)
+        if shortened is not None:
+            drafts.draft_token_ids = shortened
         return drafts
 
     def exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +134,7 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
 
     def status(self) -> dict[str, Any]:
         """This worker, for people."""
+        capture = self._capture
         return {
             "rank": self.rank,
             "path": "host",
@@ -127,8 +142,8 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
             "applied": write_version(self._speculation.applied),
             "coefficients_hash": coefficients_hash(self._speculation.coefficients),
             "failures": dict(self._failures),
-            "capture_failures": 0 if self._capture is None else self._capture.failures,
-            "own_seconds": self._own_seconds,
+            "capture_failures": 0 if capture is None else capture.failures,
+            "own_seconds": self._own_seconds + (0.0 if capture is None else capture.own_seconds),
             **self._speculation.status(),
         }
 
@@ -147,8 +162,14 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
             finished=scheduler_output.finished_req_ids,
             admitted=admitted,
             unlike=self._unlike(admitted),
+            runs=scheduler_output.total_num_scheduled_tokens > 0,
         )
         scheduled = scheduler_output.num_scheduled_tokens
+        self._depth = min(
+            self._speculation.plan(len(scheduled)) if scheduled else self._speculation.positions,
+            scheduler_output.num_spec_tokens_to_schedule,
+        )
+        scheduler_output.num_spec_tokens_to_schedule = self._depth
         most = self._speculation.positions + 1
         # A step that also reads prompts says nothing about what verification costs.
         pure = all(n == 1 + len(admitted.get(r, ())) <= most for r, n in scheduled.items())
@@ -174,15 +195,24 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
                 tokens=self._timed_tokens,
                 verify=took - draft,
                 draft=draft,
+                depth=self._depth,
             )
 
     def _verified(self, output: Any) -> None:
-        sampled = output.sampled_token_ids
+        # A stage of a pipeline that is not the last hands on something else.
+        sampled = getattr(output, "sampled_token_ids", None)
         if not sampled:
             return
         self._speculation.verified(
             {request_id: sampled[i] for request_id, i in output.req_id_to_index.items()}
         )
+
+    def _shortened(self, drafts: Any) -> list[list[int]] | None:
+        lengths = self._drafted(drafts)
+        if lengths is None:
+            return None
+        pairs = zip(drafts.draft_token_ids, lengths, strict=True)
+        return [tokens[:length] for tokens, length in pairs]
 
     def _drafted(self, drafts: Any) -> list[int] | None:
         """[R], lengths to verify; None leaves the drafts as they are."""
@@ -205,8 +235,8 @@ class HostWorker(EngineWorker):  # type: ignore[misc]
         )
 
     def _guarded(
-        self, what: str, call: Callable[P, list[int] | None], *args: P.args, **kwargs: P.kwargs
-    ) -> list[int] | None:
+        self, what: str, call: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
         start = time.perf_counter()
         try:
             return call(*args, **kwargs)
