@@ -262,8 +262,8 @@ class DeviceEstimator:
     def exchange(self, coefficients: CoefficientSet | None) -> list[Round]:
         """Hand over what was summed, and go on with the fleet's coefficients.
 
-        Those of a version below the newest ever seen are left alone. Those of that same version are
-        written again: it is how a rank that differs is corrected.
+        Those of a version below the newest ever seen are left alone. Those of the version in force
+        are written again: it is how a rank that differs is corrected.
 
         Returns the rounds that have arrived on the host, oldest first. On a GPU that excludes the
         one that ends here: the next call brings it.
@@ -274,7 +274,7 @@ class DeviceEstimator:
             self._lease.renew()
             self._own_steps = 0
             self._fetch()
-            if coefficients is not None and coefficients.version >= self._newest:
+            if coefficients is not None and self._takes(coefficients.version):
                 self._close(changing=True)
                 self._write(coefficients)
             else:
@@ -288,6 +288,10 @@ class DeviceEstimator:
         self._rounds.clear()
         return rounds
 
+    def _takes(self, version: Version) -> bool:
+        # What was fitted here is 0.0, below what the fleet had published before.
+        return version >= self._newest or version == self.applied
+
     def _write(self, coefficients: CoefficientSet) -> None:
         pinned = self._kernels.slope.is_cuda
         for tensor, values in (
@@ -296,7 +300,7 @@ class DeviceEstimator:
         ):
             staged = torch.tensor(values, dtype=tensor.dtype, pin_memory=pinned)
             tensor.copy_(staged, non_blocking=True)
-        self._newest = coefficients.version
+        self._newest = max(self._newest, coefficients.version)
         self._changed(coefficients.version)
 
     def _changed(self, version: Version) -> None:

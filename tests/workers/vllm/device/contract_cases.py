@@ -174,6 +174,15 @@ def test_a_step_grades_then_drafts_for_the_same_requests_then_records_confidence
     )
 
 
+def test_slots_are_64_bits_wide_and_unpadded_where_verdicts_are_graded() -> None:
+    runner = vllm(f"{GPU}.model_runner", "GPUModelRunner")
+    in_order(
+        source(runner.prepare_inputs),
+        "idx_mapping = async_tensor_h2d(",
+        "idx_mapping_np, device=self.device, dtype=torch.int64",
+    )
+
+
 def test_adaptive_verification_is_made_with_the_kv_cache_and_reads_its_costs_late() -> None:
     runner = vllm(f"{GPU}.model_runner", "GPUModelRunner")
     made = "self.adaptive_verification = maybe_create_adaptive_verification_manager("

@@ -316,6 +316,24 @@ def test_ranks_apply_the_same_at_the_same_step_and_one_that_differs_is_corrected
     assert not ranks.compare(answers_of(pair, None))
 
 
+def test_ranks_that_fitted_by_themselves_are_corrected_too() -> None:
+    pair = [Replica(seed=4, lease=Lease(exchanges=1, least_steps=2)) for _ in range(2)]
+    answers_of(pair, fitted(3))
+    for replica in pair:
+        replica.kernels.REFIT_INTERVAL = 3
+        replica.first_step(REQUESTS)
+        replica.serve(REQUESTS, steps=4)
+        assert (replica.fleet.refits, replica.fleet.applied) == (1, Version())
+    pair[1].kernels.intercepts[2] += 1e-6
+    assert ranks.compare(answers_of(pair, None)).coefficients == (1,)
+    told = ranks.correction(pair[0].fleet.proof)
+    assert not ranks.compare(answers_of(pair, told.coefficients))
+    assert torch.equal(pair[0].kernels.intercepts, pair[1].kernels.intercepts)
+    # And what the fleet has published since is taken as ever.
+    assert not ranks.compare(answers_of(pair, fitted(3)))
+    assert pair[1].fleet.applied == Version(1, 3)
+
+
 def test_a_rank_that_graded_something_else_is_noticed() -> None:
     pair = [Replica(seed=4), Replica(seed=4)]
     for replica in pair:
