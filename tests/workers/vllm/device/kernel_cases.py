@@ -212,6 +212,15 @@ def test_excluded_requests_add_nothing_and_are_counted() -> None:
     assert sum(found.admitted) == sum(expected.admitted) + 8 * 5
 
 
+def test_the_draft_of_a_request_that_is_gone_is_not_graded_for_the_next_in_its_slot() -> None:
+    replica = Replica()
+    replica.first_step([2, 4])
+    replica.fleet.begin(2, None)
+    replica.verify([2, 4], [3, 3], [3, 3])
+    (round_,) = replica.fleet.exchange(None)
+    assert labels_of([round_]) == 3
+
+
 def test_a_slot_is_observed_again_when_its_next_request_may_be() -> None:
     replica = Replica()
     replica.fleet.begin(2, "bad_words")
@@ -441,7 +450,8 @@ class Verification:
         query_start_loc = torch.zeros(SLOTS + 1, dtype=torch.int32)
         self.manager = module.AdaptiveVerificationManager(states, query_start_loc, 1, 64)
         tokens = np.arange(65)
-        self.costs = (np.full(SLOTS + 1, 0.1), 1.0 + 0.2 * tokens)
+        # Beyond 8 tokens something dear begins, which a confidence of 1 would not pay for.
+        self.costs = (np.full(SLOTS + 1, 0.1), 1.0 + 0.2 * tokens + 5.0 * (tokens > 8))
         self.manager.cost_tables = self.costs
 
     def step(self, predictions: torch.Tensor) -> list[int]:
