@@ -116,8 +116,10 @@ def test_requests_whose_target_is_altered_are_served_and_never_observed(
 
 
 def test_vllm_itself_refuses_to_draft_with_a_logit_bias(drained: Engine) -> None:
+    from vllm.exceptions import VLLMValidationError
+
     # When it no longer does, it belongs among the reasons above.
-    with pytest.raises(ValueError, match="logit_bias"):
+    with pytest.raises(VLLMValidationError, match="logit_bias"):
         drained.generate(3, logit_bias={5: 2.0})
 
 
