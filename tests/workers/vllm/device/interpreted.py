@@ -13,8 +13,11 @@ from tests.workers.vllm.device.interpreter import interpret
 
 def main() -> int:
     """Returns pytest's exit status."""
+    # How long all of it may take is the starter's to say.
     # vLLM, and numpy in the interpreter, warn of much that is none of ours.
-    return pytest.main(["-q", "-rs", "-W", "default", "-p", "no:cacheprovider", *sys.argv[1:]])
+    return pytest.main(
+        ["-q", "-rs", "--timeout=0", "-W", "default", "-p", "no:cacheprovider", *sys.argv[1:]]
+    )
 
 
 # Also in the processes that an engine starts for its ranks, which import what started them.
