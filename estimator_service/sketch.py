@@ -31,8 +31,9 @@ EDGES: Array = np.concatenate(
 BINS = len(EDGES) - 1
 COUNT, ACCEPTED, OFFSET = range(3)
 
-_UNITS_PER_LOGIT = 64.0
-_WIDTH_OF_CELL = np.tile(np.diff(EDGES) * _UNITS_PER_LOGIT, MAX_POSITIONS)
+UNITS_PER_LOGIT = 64.0
+"""Of `OFFSET`; part of the wire format."""
+_WIDTH_OF_CELL = np.tile(np.diff(EDGES) * UNITS_PER_LOGIT, MAX_POSITIONS)
 _WIRE_LIMIT = 2**32 - 1
 _TYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4)}
 """Of a packed column, by its bytes."""
@@ -78,7 +79,7 @@ class Sketch:
         known = np.isfinite(f)
         k, f, y = k[known], np.clip(f[known], -MAX_LOG_ODDS, MAX_LOG_ODDS), y[known]
         bin_ = np.minimum(np.searchsorted(EDGES, f, side="right") - 1, BINS - 1)
-        offset = np.rint((f - EDGES[bin_]) * _UNITS_PER_LOGIT)
+        offset = np.rint((f - EDGES[bin_]) * UNITS_PER_LOGIT)
         cell = k * BINS + bin_
         size = positions * BINS
         sums = [np.bincount(cell, x, size) for x in (np.ones_like(y), y, offset)]
@@ -211,5 +212,5 @@ def mean_features(cells: Array) -> Array:
     An empty cell stands at its lower edge, where no sum will see it.
     """
     counts = np.maximum(cells[COUNT], np.finfo(np.float64).tiny)
-    mean: Array = EDGES[:-1] + cells[OFFSET] / counts / _UNITS_PER_LOGIT
+    mean: Array = EDGES[:-1] + cells[OFFSET] / counts / UNITS_PER_LOGIT
     return mean
