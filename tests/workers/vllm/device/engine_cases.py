@@ -44,7 +44,9 @@ def test_the_labels_of_a_real_pair_arrive_as_the_kernels_hold_them(drained: Engi
     assert labels[0] >= labels[1] >= labels[2]
     # Every position after the first is labelled when the one before it was accepted.
     np.testing.assert_array_equal(sketch.accepted[:2], labels[1:])
-    assert labels[0] <= round_.admitted[0] == 2 * (round_.steps - 1)
+    # A request may be done before the other; the first step reads prompts and verifies nothing.
+    assert round_.steps - 1 <= round_.admitted[0] <= 2 * (round_.steps - 1)
+    assert labels[0] <= round_.admitted[0]
     assert drained.peek()["counts"] == [0.0] * POSITIONS
     assert drained.exchange().rounds == []
 
@@ -75,7 +77,8 @@ def test_a_change_between_two_steps_leaves_the_drafts_in_flight_out(drained: Eng
     from vllm import SamplingParams
 
     llm = drained.llm
-    parameters = SamplingParams(temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
+    # More than the steps below can emit: both requests outlive them.
+    parameters = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
     core = llm.llm_engine
     for number, prompt in enumerate(PROMPTS):
         core.add_request(f"flight-{number}", prompt, parameters)
