@@ -12,11 +12,11 @@ def report(figures: Figures) -> RenderableType:
     """Everything that was measured, at most 80 columns wide."""
     sections: list[RenderableType] = [
         Text.assemble(
-            "AUC of the feature ",
+            "AUC ",
             (f"{figures.auc:.3f}", "bold cyan"),
             ", slope ",
             (f"{figures.slope:.3f}", "bold cyan"),
-            ", first intercept and entropy correlate at ",
+            "; first intercept against entropy: correlation ",
             (f"{figures.entropy_correlation:.2f}", "bold cyan"),
         ),
         _workloads(figures),
@@ -32,7 +32,7 @@ def report(figures: Figures) -> RenderableType:
 def _workloads(figures: Figures) -> Table:
     models = list(figures.loss)
     table = _table(
-        "Loss of each model and draft's entropy (nats per token), AUC and slope",
+        "Losses and draft's entropy in nats per token",
         [*models, "entropy", "AUC", "slope"],
     )
     for name in figures.acceptance:
