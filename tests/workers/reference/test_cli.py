@@ -28,15 +28,6 @@ def reference(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["reference", *(str(argument) for argument in arguments)])
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The document of one check, and the trace that it kept."""
-    trace = tmp_path_factory.mktemp("check") / "trace.parquet"
-    result = reference("check", "--json", "--trace", trace)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout), trace
-
-
 @pytest.mark.slow
 def test_check_prints_one_document_with_the_documented_keys(
     checked: tuple[dict[str, Any], Path],

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,25 +13,25 @@ from workers.reference.workloads import WORKLOADS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PROMPTS = 16
 NORMAL_TAIL = 4.0
 """Standard errors. Labels of one text depend on each other; see `CLUSTERED`."""
 CLUSTERED = 1.5
 """Times the standard error of independent labels."""
 
 
-def check(*options: str) -> Any:
+def test_figures_inside_vllm_agree_with_those_outside(
+    checked: tuple[dict[str, Any], Path],
+) -> None:
+    outside, _ = checked
     program = "from control_plane.cli import main; main()"
-    command = [sys.executable, "-c", program, "reference", "check", "--json", "--quiet"]
     run = subprocess.run(
-        [*command, "--prompts", str(PROMPTS), *options], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, "reference", "check", "--json", "--quiet", "--in-vllm"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-def test_figures_inside_vllm_agree_with_those_outside() -> None:
-    outside, inside = check(), check("--in-vllm")
+    inside = json.loads(run.stdout)
     assert inside["fit_problems"] == outside["fit_problems"] == []
     assert inside["slope"] == pytest.approx(outside["slope"], abs=0.1)
     assert inside["auc"] == pytest.approx(outside["auc"], abs=0.03)
