@@ -1,12 +1,13 @@
 """Output tokens per second by policy and concurrency, on a pair whose target costs more.
 
-    python -m tests.benchmarks.speed RESULTS.jsonl [--seconds 20] [--repeats 3]
+    python -m tests.benchmarks.speed RESULTS.jsonl [--drafter eagle] [--seconds 8] [--repeats 3]
 
 Two engines, one that drafts nothing and one with the worker, take turns: in every repeat, all arms
-of one concurrency come one after the other in a new order, so that a machine that drifts does it to
-all of them. Every measurement is appended to RESULTS.jsonl at once; what is in it already is not
-measured again, so the run can be stopped and resumed. One file, one setting: another number of
-parameters belongs into another file. Nothing here asserts a time.
+of one concurrency come one after the other in a new order, and serve the same prompts, so that a
+machine that drifts does it to all of them. Every measurement is appended to RESULTS.jsonl at once;
+what is in it already is not measured again, so the run can be stopped and resumed. One file, one
+setting: another drafter or number of parameters belongs into another file. Nothing here asserts a
+time.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+ENGINE = "tests.benchmarks.speed_engine"
 POSITIONS = 7
 PARAMETERS = 84_000_000
+PROMPTS = 5
+"""Documents of each workload by which the repeats' prompts are apart."""
 REQUESTS = (1, 2, 4, 8, 16, 32)
 NONE = "no speculation"
 ARMS: dict[str, dict[str, Any]] = {
@@ -44,9 +48,9 @@ Key = tuple[int, int, str]
 class Child:
     """One engine in a process of its own."""
 
-    def __init__(self, target: Path, positions: int) -> None:
+    def __init__(self, target: Path, drafter: str, positions: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.speed_engine", str(target), str(positions)],
+            [sys.executable, "-m", ENGINE, str(target), drafter, str(positions)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,24 +79,33 @@ class Child:
 
 
 def measure(
-    results: Path, seconds: float, repeats: int, requests: list[int], parameters: int
+    results: Path,
+    *,
+    drafter: str,
+    seconds: float,
+    repeats: int,
+    requests: list[int],
+    parameters: int,
+    arms: list[str],
 ) -> None:
     """Fill `results` with what is missing."""
     from workers.reference.inflate import write_inflated
 
     done = set(read(results))
-    wanted = [(r, n, arm) for r in range(repeats) for n in requests for arm in shuffled(r, n)]
+    wanted = [(r, n, arm) for r in range(repeats) for n in requests for arm in shuffled(arms, r, n)]
     missing = [key for key in wanted if key not in done]
     if not missing:
         return
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory)
         write_inflated(parameters, target)
-        engines = {NONE: Child(target, 0), "": Child(target, POSITIONS)}
+        engines = {NONE: Child(target, drafter, 0), "": Child(target, drafter, POSITIONS)}
         start = time.monotonic()
         for i, (repeat, n, arm) in enumerate(missing, start=1):
             engine = engines.get(arm, engines[""])
-            answer = engine.ask({**ARMS[arm], "requests": n, "seconds": seconds})
+            first = repeat * PROMPTS
+            order = {**ARMS[arm], "requests": n, "seconds": seconds, "first": first}
+            answer = engine.ask(order)
             row = {"repeat": repeat, "requests": n, "arm": arm, **answer}
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -107,11 +120,9 @@ def measure(
             engine.close()
 
 
-def shuffled(repeat: int, requests: int) -> list[str]:
-    """All arms, in an order of this repeat's own."""
-    arms = list(ARMS)
-    random.Random(1000 * repeat + requests).shuffle(arms)
-    return arms
+def shuffled(arms: list[str], repeat: int, requests: int) -> list[str]:
+    """The arms, in an order of this repeat's own."""
+    return random.Random(1000 * repeat + requests).sample(arms, len(arms))
 
 
 def read(results: Path) -> dict[Key, dict[str, Any]]:
@@ -150,14 +161,17 @@ def report(rows: dict[Key, dict[str, Any]], console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--drafter", choices=("draft", "eagle"), default="draft")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS))
     parser.add_argument("--parameters", type=int, default=PARAMETERS, help="of the target")
-    options = parser.parse_args()
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS))
+    options = vars(parser.parse_args())
+    results = options.pop("results")
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-    measure(options.results, options.seconds, options.repeats, options.requests, options.parameters)
-    report(read(options.results), Console(width=150))
+    measure(results, **options)
+    report(read(results), Console(width=150))
 
 
 if __name__ == "__main__":

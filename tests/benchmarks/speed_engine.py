@@ -1,6 +1,6 @@
 """One engine of the speed benchmark: reads an order per line, and answers each with a line.
 
-Usage: speed_engine.py TARGET POSITIONS        with 0 positions nothing is drafted
+Usage: speed_engine.py TARGET DRAFTER POSITIONS        with 0 positions nothing is drafted
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from workers.reference.workloads import WORKLOADS
 
 NEW_TOKENS = 96
 PROMPT_TOKENS = 64
+METHODS = {"draft": "draft_model", "eagle": "eagle3"}
+"""vLLM's name of the method by the drafter's."""
+SETTLING = 1.0
+"""Seconds that are served before any are counted."""
 SAMPLED = ("prose", "chat")
 """Workloads served at temperature 1; the others greedily."""
 ADMITTED = 4000
@@ -29,7 +33,7 @@ ADMITTED = 4000
 class Bench:
     """A closed loop: so many requests are always running, of all workloads in turn."""
 
-    def __init__(self, target: str, positions: int) -> None:
+    def __init__(self, target: str, drafter: str, positions: int) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         from vllm import LLM
@@ -38,8 +42,8 @@ class Bench:
             "worker_cls": "tests.benchmarks.speed_worker.SpeedWorker",
             "additional_config": {"specfleet": {"workloads": list(WORKLOADS), "record": 100_000}},
             "speculative_config": {
-                "model": str(model_path("draft")),
-                "method": "draft_model",
+                "model": str(model_path(drafter)),
+                "method": METHODS[drafter],
                 "num_speculative_tokens": positions,
                 "draft_sample_method": "probabilistic",
             },
@@ -57,16 +61,20 @@ class Bench:
             **(speculative if positions else {}),
         )
         self._names = (f"r{i}" for i in itertools.count())
-        self._prompts = self._requests()
+        self._prompts = self._requests(0)
         if positions:
             self._fit()
 
     def measure(self, arm: dict[str, Any]) -> dict[str, Any]:
-        """Serve `arm["requests"]` at once for `arm["seconds"]`, after as long a start."""
+        """Serve `arm["requests"]` at once for `arm["seconds"]`, once all have their first token.
+
+        Of one `arm["first"]`, all arms serve the same prompts.
+        """
         if self.positions:
             self._rpc("exchange", {"policy": arm["policy"]})
             self._rpc("choose_depth", arm.get("depth", False))
-        self._serve(arm["requests"], arm["seconds"] / 2)
+        self._prompts = self._requests(arm["first"])
+        self._start(arm["requests"])
         before = self._status()
         emitted, steps, seconds = self._serve(arm["requests"], arm["seconds"])
         after = self._status()
@@ -80,6 +88,19 @@ class Bench:
             **{name: _minus(after[name], before[name]) for name in ("admitted_lengths", "depths")},
         }
 
+    def _start(self, requests: int) -> None:
+        """Let `requests` begin and settle: prompts are read, and a few steps are past."""
+        begun: set[str] = set()
+        for _ in range(requests):
+            self._add()
+        while len(begun) < requests:
+            begun.update(output.request_id for output in self.llm.llm_engine.step())
+        self._serve(requests, SETTLING)
+
+    def _add(self) -> None:
+        prompt, sampling = next(self._prompts)
+        self.llm.llm_engine.add_request(next(self._names), prompt, sampling)
+
     def _serve(self, requests: int, limit: float) -> tuple[int, int, float]:
         """Tokens emitted, steps, seconds."""
         engine = self.llm.llm_engine
@@ -88,8 +109,7 @@ class Bench:
         start = time.perf_counter()
         while time.perf_counter() - start < limit:
             while engine.get_num_unfinished_requests() < requests:
-                prompt, sampling = next(self._prompts)
-                engine.add_request(next(self._names), prompt, sampling)
+                self._add()
             steps += 1
             for output in engine.step():
                 total = len(output.outputs[0].token_ids)
@@ -128,11 +148,11 @@ class Bench:
         nothing = {"own_seconds": 0.0, "failures": {}, "admitted_lengths": {}, "depths": {}}
         return self._rpc("status") if self.positions else nothing
 
-    def _requests(self) -> Iterator[tuple[dict[str, Any], Any]]:
+    def _requests(self, first: int) -> Iterator[tuple[dict[str, Any], Any]]:
         from vllm import SamplingParams
 
         tokenizer = self.llm.get_tokenizer()
-        for i in itertools.count():
+        for i in itertools.count(first):
             for workload in WORKLOADS:
                 documents = read_heldout(workload).documents
                 tokens = tokenizer.encode(documents[i % len(documents)])[:PROMPT_TOKENS]
@@ -152,7 +172,7 @@ def _minus(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 
 
 def main() -> None:
-    bench = Bench(sys.argv[1], int(sys.argv[2]))
+    bench = Bench(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     print("@ready", flush=True)
     for line in sys.stdin:
         print("@" + json.dumps(bench.measure(json.loads(line))), flush=True)

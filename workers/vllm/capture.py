@@ -17,6 +17,9 @@ from torch import Tensor
 from estimator_service.logistic import Array
 from workers.features import Details, features
 
+HELD = 1 << 22
+"""Logits that are held at most before they become features: 16 MiB of float32."""
+
 
 class Capture:
     """The features of the last draft.
@@ -48,6 +51,8 @@ class Capture:
         self._temperature: Tensor | None = None
         self._open = False
         self._features: list[Tensor] = []
+        self._held: list[Tensor] = []
+        """Logits that wait to become features."""
         self._logits: list[Tensor] = []
         self._compute_logits = model.compute_logits
         self._propose = drafter.propose
@@ -57,14 +62,14 @@ class Capture:
     def reset(self) -> None:
         """Forget the last draft."""
         self.seconds = 0.0
-        self._features = []
-        self._logits = []
+        self._clear()
 
     def take(self, requests: int, positions: int) -> Array | None:
         """[R, K] features of the last draft, float64; None if there was none of that shape.
 
         A draft of fewer positions is NaN in the others.
         """
+        self._flush()
         if not self._features:
             return None
         f = _arrange(self._features, requests)
@@ -116,22 +121,42 @@ class Capture:
         if self._open:
             start = self._clock()
             try:
-                # At once: the drafter divides these logits by the temperature in place.
-                self._features.append(features(logits, self._rows(len(logits))))
+                # A copy: the drafter divides these logits by the temperature in place.
+                kept = logits.clone()
+                self._held.append(kept)
                 if self.keep_details:
-                    self._logits.append(logits.clone())
+                    self._logits.append(kept)
+                if sum(held.numel() for held in self._held) >= HELD:
+                    self._flush()
             except Exception:
                 self.failures += 1
                 self._open = False
-                self._features = []
-                self._logits = []
+                self._clear()
             self.own_seconds += self._clock() - start
         return logits
 
+    def _flush(self) -> None:
+        """Turn the logits that are held into features, all at once: a call of torch's costs as much
+        for many rows as for a few.
+        """
+        if not self._held:
+            return
+        rows = [len(held) for held in self._held]
+        temperature = None
+        if self._temperature is not None:
+            temperature = torch.cat([self._rows(n) for n in rows])
+        self._features += features(torch.cat(self._held), temperature).split(rows)
+        self._held = []
+
+    def _clear(self) -> None:
+        self._features = []
+        self._held = []
+        self._logits = []
+
     def _rows(self, rows: int) -> Tensor | None:
         """[rows], each row's temperature: a drafter in one pass has K rows for each request."""
-        if self._temperature is None:
-            return None
+        if self._temperature is None or rows == len(self._temperature):
+            return self._temperature
         return self._temperature.repeat_interleave(rows // len(self._temperature))
 
 

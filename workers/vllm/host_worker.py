@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from vllm.platforms import current_platform
 
@@ -54,6 +54,12 @@ def _engine_worker() -> Any:
     return Worker
 
 
+class _Timed(NamedTuple):
+    start: float
+    requests: int
+    tokens: int
+
+
 class HostWorker(_engine_worker()):  # type: ignore[misc]
     """vLLM's V1 worker, verifying prefixes of drafts and gathering labels."""
 
@@ -69,8 +75,8 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
         )
         self._capture: Capture | None = None
         self._failures: Counter[str] = Counter()
-        self._start = 0.0
-        self._timed_tokens = 0
+        self._timed: _Timed | None = None
+        """The step that runs, if the next one's start says what it cost."""
         self._depth = self._speculation.positions
         """Positions that the step drafts."""
         self._own_seconds = 0.0
@@ -93,8 +99,8 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             raise HostWorkerError(f"the host path cannot predict: {error}") from error
 
     def execute_model(self, scheduler_output: Any) -> Any:
+        self._guarded("time", self._time, scheduler_output)
         self._guarded("schedule", self._schedule, scheduler_output)
-        self._start = time.perf_counter()
         output = super().execute_model(scheduler_output)
         if output is not None:
             # No step of ours: nothing was sampled, or nothing was scheduled.
@@ -105,8 +111,6 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
         if self._capture is not None:
             self._capture.reset()
         output = super().sample_tokens(grammar_output)
-        took = time.perf_counter() - self._start
-        self._guarded("time", self._time, took)
         self._guarded("verified", self._verified, output)
         return output
 
@@ -170,10 +174,6 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             scheduler_output.num_spec_tokens_to_schedule,
         )
         scheduler_output.num_spec_tokens_to_schedule = self._depth
-        most = self._speculation.positions + 1
-        # A step that also reads prompts says nothing about what verification costs.
-        pure = all(n == 1 + len(admitted.get(r, ())) <= most for r, n in scheduled.items())
-        self._timed_tokens = scheduler_output.total_num_scheduled_tokens if pure else 0
 
     def _unlike(self, admitted: Mapping[str, Any]) -> frozenset[str]:
         """Requests whose drafts are judged as if the drafter had been certain.
@@ -187,16 +187,27 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
             return frozenset()
         return frozenset(admitted)
 
-    def _time(self, took: float) -> None:
-        if self._timed_tokens and self._capture is not None:
+    def _time(self, scheduler_output: Any) -> None:
+        """A step lasts from its start to the next one's, with all that the engine does between."""
+        now = time.perf_counter()
+        last, self._timed = self._timed, None
+        scheduled = scheduler_output.num_scheduled_tokens
+        # Without a request that goes on, the engine was idle between the two, or is now.
+        goes_on = not scheduled.keys().isdisjoint(scheduler_output.scheduled_cached_reqs.req_ids)
+        if last is not None and goes_on and self._capture is not None:
             draft = self._capture.seconds
             self._speculation.cost.observe(
-                requests=self.model_runner.input_batch.num_reqs,
-                tokens=self._timed_tokens,
-                verify=took - draft,
+                requests=last.requests,
+                tokens=last.tokens,
+                verify=now - last.start - draft,
                 draft=draft,
                 depth=self._depth,
             )
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        most = self._speculation.positions + 1
+        # A step that also reads prompts says nothing about what verification costs.
+        if all(n == 1 + len(drafts.get(r, ())) <= most for r, n in scheduled.items()):
+            self._timed = _Timed(now, len(scheduled), scheduler_output.total_num_scheduled_tokens)
 
     def _verified(self, output: Any) -> None:
         # A stage of a pipeline that is not the last hands on something else.

@@ -112,14 +112,33 @@ def test_logits_outside_of_a_draft_are_nobodys() -> None:
     assert mine.take(2, K) is None
 
 
-def test_a_failure_is_counted_and_the_drafter_goes_on() -> None:
+def test_a_failure_is_counted_and_the_drafter_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Model):
+        def compute_logits(self, hidden: int) -> Tensor:
+            return self.logits[:, hidden] + 0.0
+
+    def fail(_: Tensor) -> Tensor:
+        raise RuntimeError("no room")
+
     drafter = Drafter()
+    drafter.model = Full(LOGITS)
     mine = capture(drafter)
-    nameless = Metadata(torch.tensor([]), all_greedy=False)
-    drafter.model.logits = torch.zeros(0, K, V)
-    assert len(drafter.propose(positions=K, sampling_metadata=nameless)) == K
+    monkeypatch.setattr(Tensor, "clone", fail)
+    assert len(drafter.propose(positions=K, sampling_metadata=SAMPLING)) == K
     assert mine.failures == 1
     assert mine.take(2, K) is None
+
+
+@pytest.mark.parametrize("held", [1, 2 * V, 2 * V + 1])
+def test_logits_that_would_take_much_room_do_not_wait(
+    held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.vllm.capture.HELD", held)
+    drafter = Drafter()
+    mine = capture(drafter)
+    drafter.propose(positions=K, sampling_metadata=SAMPLING)
+    expected = feature(LOGITS.numpy(), np.array([[0.7], [1.3]]))
+    assert mine.take(2, K) == pytest.approx(expected, rel=1e-5)
 
 
 def test_details_belong_to_the_tokens_that_were_drafted() -> None:
@@ -140,7 +159,7 @@ def test_a_drafter_without_logits_is_refused() -> None:
         capture(object())
 
 
-def test_its_own_time_is_that_of_its_features() -> None:
+def test_its_own_time_is_that_of_its_copies() -> None:
     drafter = Drafter()
     mine = capture(drafter)
     drafter.propose(positions=K, sampling_metadata=GREEDY)
