@@ -39,6 +39,8 @@ class Plan:
     """Positions to draft."""
     length: int
     """Of them, those to verify if the budget does not say less."""
+    draft: float
+    """Seconds that drafting so much costs."""
     explored: bool = False
     """An exploration order wants whole drafts verified."""
 
@@ -58,7 +60,7 @@ class Admission:
         *,
         clock: Callable[[], float],
         rng: random.Random,
-        draft_depth: bool = False,
+        draft_depth: bool = True,
         vary_depth: bool = True,
     ) -> None:
         """Chooses for K = `positions`.
@@ -102,14 +104,15 @@ class Admission:
         """How many positions to draft for each of `requests`, in the step that begins."""
         order = self.exploring
         explored = order is not None and self._rng.random() < order.share
+        drafting = self.cost.draft(requests, self._positions)
         depth = length = self._positions
         if not explored and self.policy.length is not None:
             depth = length = min(self.policy.length, self._positions)
         elif not explored and self.policy.policy is Policy.ADAPTIVE and self.draft_depth:
-            depth = length = self._best_depth(requests)
+            depth = length = self._best_depth(requests, drafting)
         if not self._vary_depth:
             depth = self._positions
-        self._plan = Plan(depth, length, explored)
+        self._plan = Plan(depth, length, float(drafting[depth]), explored)
         return depth
 
     def choose(self, probabilities: Array) -> Admitted:
@@ -121,8 +124,8 @@ class Admission:
         requests = len(probabilities)
         if self._plan is None:
             self.plan(requests)
-        whole = Plan(self._positions, self._positions)
-        plan, self._plan = self._plan or whole, None
+        plan, self._plan = self._plan, None
+        assert plan is not None
         survivals = survival(probabilities)
         full = np.full(requests, plan.length, dtype=np.intp)
         adaptive = self.policy.policy is Policy.ADAPTIVE and not plan.explored
@@ -130,19 +133,19 @@ class Admission:
             self.cost.tried()
             advised = admit(survivals, self._rng.randint(0, survivals.size))
         else:
-            advised = self._advise(probabilities[:, 0], survivals, full)
+            advised = self._advise(probabilities[:, 0], survivals, full, plan.draft)
         self._forecast.remember(survivals, plan.depth)
         return Admitted(advised if adaptive else full, advised, plan.explored)
 
-    def _best_depth(self, requests: int) -> int:
+    def _best_depth(self, requests: int, drafting: Array) -> int:
         """The floor: for the share that tries random budgets, drafts are whole."""
         survivals = self._forecast.typical(requests)
         verify = self.cost.verify(requests, requests * self._positions)
         if survivals is None or verify is None or self._rng.random() < self.cost.explore_share:
             return self._positions
-        return best_depth(survivals, verify, self.cost.draft(requests, self._positions))
+        return best_depth(survivals, verify, drafting)
 
-    def _advise(self, first: Array, survivals: Array, full: Lengths) -> Lengths:
+    def _advise(self, first: Array, survivals: Array, full: Lengths, draft: float) -> Lengths:
         requests, slots = len(survivals), survivals.size
         verify = self.cost.verify(requests, slots)
         if verify is None:
@@ -154,5 +157,4 @@ class Admission:
         # What is not drafted cannot be verified.
         depth = int(full[0])
         expected[:, :, depth:] = 0.0
-        seconds = verify + self.cost.draft(requests, self._positions)[depth]
-        return admit(survivals, best_budget(expected, seconds))
+        return admit(survivals, best_budget(expected, verify + draft))

@@ -87,8 +87,8 @@ class CostTable:
         self._centre(key)
         return True
 
-    def seconds(self, counts: Array) -> Array | None:
-        """What counts [n] cost, or None as long as nothing is known.
+    def seconds(self, counts: Array | float) -> Array | None:
+        """What counts [n] cost, or one of them; None as long as nothing is known.
 
         Below the smallest size that was seen it is as much as there; beyond the largest, it grows
         in proportion.
@@ -169,9 +169,8 @@ class StepCost:
         A depth that was never timed costs in proportion to the deepest one that was. Depth 0 costs
         one pass: the drafter has to read what was emitted.
         """
-        at = np.array([float(requests)])
-        timed = {depth: table.seconds(at) for depth, table in self._draft.items()}
-        known = {depth: float(cost[0]) for depth, cost in timed.items() if cost is not None}
+        timed = {depth: table.seconds(float(requests)) for depth, table in self._draft.items()}
+        known = {depth: float(cost) for depth, cost in timed.items() if cost is not None}
         if not known:
             return np.zeros(positions + 1)
         deepest = max(known)
