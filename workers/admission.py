@@ -15,6 +15,9 @@ from workers.budget import Forecast, Lengths, admit, best_budget, best_depth, su
 from workers.cost import StepCost
 
 _log = logging.getLogger(__name__)
+DEPTH_STEPS = 8
+"""Steps that a chosen depth holds, unless the number of requests changes: what it is chosen from
+moves slowly, and choosing takes time."""
 PATIENCE = 100
 """Steps without a cost table before it is worth a warning."""
 
@@ -39,8 +42,6 @@ class Plan:
     """Positions to draft."""
     length: int
     """Of them, those to verify if the budget does not say less."""
-    draft: float
-    """Seconds that drafting so much costs."""
     explored: bool = False
     """An exploration order wants whole drafts verified."""
 
@@ -86,6 +87,9 @@ class Admission:
         self._exploration: ExplorationOrder | None = None
         self._until = 0.0
         self._without_cost = 0
+        self._depth: tuple[int, int] = (positions, 0)
+        """The chosen one, and for how many requests."""
+        self._depth_age = DEPTH_STEPS
         self._plan: Plan | None = None
 
     def explore(self, order: ExplorationOrder) -> None:
@@ -104,15 +108,14 @@ class Admission:
         """How many positions to draft for each of `requests`, in the step that begins."""
         order = self.exploring
         explored = order is not None and self._rng.random() < order.share
-        drafting = self.cost.draft(requests, self._positions)
         depth = length = self._positions
         if not explored and self.policy.length is not None:
             depth = length = min(self.policy.length, self._positions)
         elif not explored and self.policy.policy is Policy.ADAPTIVE and self.draft_depth:
-            depth = length = self._best_depth(requests, drafting)
+            depth = length = self._best_depth(requests)
         if not self._vary_depth:
             depth = self._positions
-        self._plan = Plan(depth, length, float(drafting[depth]), explored)
+        self._plan = Plan(depth, length, explored)
         return depth
 
     def choose(self, probabilities: Array) -> Admitted:
@@ -133,19 +136,28 @@ class Admission:
             self.cost.tried()
             advised = admit(survivals, self._rng.randint(0, survivals.size))
         else:
-            advised = self._advise(probabilities[:, 0], survivals, full, plan.draft)
+            advised = self._advise(probabilities[:, 0], survivals, full)
         self._forecast.remember(survivals, plan.depth)
         return Admitted(advised if adaptive else full, advised, plan.explored)
 
-    def _best_depth(self, requests: int, drafting: Array) -> int:
+    def _best_depth(self, requests: int) -> int:
         """The floor: for the share that tries random budgets, drafts are whole."""
+        if self._rng.random() < self.cost.explore_share:
+            return self._positions
+        depth, chosen_for = self._depth
+        self._depth_age += 1
+        if requests == chosen_for and self._depth_age < DEPTH_STEPS:
+            return depth
         survivals = self._forecast.typical(requests)
         verify = self.cost.verify(requests, requests * self._positions)
-        if survivals is None or verify is None or self._rng.random() < self.cost.explore_share:
+        if survivals is None or verify is None:
             return self._positions
-        return best_depth(survivals, verify, drafting)
+        draft = [self.cost.draft(requests, d) for d in range(self._positions + 1)]
+        depth = best_depth(survivals, verify, draft)
+        self._depth, self._depth_age = (depth, requests), 0
+        return depth
 
-    def _advise(self, first: Array, survivals: Array, full: Lengths, draft: float) -> Lengths:
+    def _advise(self, first: Array, survivals: Array, full: Lengths) -> Lengths:
         requests, slots = len(survivals), survivals.size
         verify = self.cost.verify(requests, slots)
         if verify is None:
@@ -157,4 +169,4 @@ class Admission:
         # What is not drafted cannot be verified.
         depth = int(full[0])
         expected[:, :, depth:] = 0.0
-        return admit(survivals, best_budget(expected, verify + draft))
+        return admit(survivals, best_budget(expected, verify + self.cost.draft(requests, depth)))
