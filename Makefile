@@ -32,8 +32,8 @@ check: setup ## Check format, lint, types and the direction of imports
 bench: setup ## Run the benchmarks and print what they measured
 	@$(BIN)/python -m tests.benchmarks
 
-demo: setup ## Show a fleet at work (not yet)
-	@echo "not yet: the fleet is to come; try \`$(BIN)/specfleet fit --help\`"
+demo: setup ## Bring up two vLLM replicas, send them traffic, and show what the fleet learns
+	@$(BIN)/specfleet demo
 
 clean: ## Remove caches and build products; .venv stays
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

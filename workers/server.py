@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,6 +87,7 @@ class SpecFleetServer(LLMServer):
         """This replica's exchange, and every rank's worker."""
         exchange = self._exchange
         return {
+            "pid": os.getpid(),
             "exchange": {} if exchange is None else exchange.status(),
             "workers": await self._call_workers("status"),
         }

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli.fit import EXAMPLES, fit
+from control_plane.cli import demo, down, fit, record, run, status, up
 from workers.reference.cli import app as reference
 
 app = typer.Typer(
@@ -15,7 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EXAMPLES)(fit)
+for command in (up, down, status, run, record, demo, fit):
+    name = command.__name__.rpartition(".")[2]
+    app.command(name, epilog=command.EXAMPLES)(getattr(command, name))
 app.add_typer(reference, name="reference")
 
 

@@ -1,0 +1,165 @@
+"""The main job, end to end: real Ray, real Serve, real vLLM, real HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import Fleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """What it returns once that is true; the last answer if it never is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = what()
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(1.0)
+
+
+def settled(fleet: Fleet) -> tuple[float, float]:
+    """Labels that the replicas graded, and labels that the estimator merged, once they agree."""
+
+    def both() -> tuple[float, float] | None:
+        graded = sum(replica["exchange"].get("labels", 0) for replica in fleet.replicas())
+        merged = sum(fleet.pair()["counters"]["labels"])
+        last.append((graded, merged))
+        return last[-1] if graded == merged else None
+
+    last: list[tuple[float, float]] = []
+    found: tuple[float, float] = wait_for(both, 30.0) or last[-1]
+    return found
+
+
+def run(fleet: Fleet, *arguments: str) -> Any:
+    return fleet.json("run", "all", "--url", f"{fleet.url}/v1", *arguments)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_and_completions_are_answered(fleet: Fleet, stream: bool) -> None:
+    client = OpenAI(base_url=f"{fleet.url}/v1", api_key="none", timeout=60.0)
+    completion = client.completions.create(
+        model="reference", prompt="def add(a, b):", max_tokens=16, temperature=0.0, stream=stream
+    )
+    chat = client.chat.completions.create(
+        model="reference",
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=16,
+        temperature=0.0,
+        stream=stream,
+    )
+    if stream:
+        assert "".join(part.choices[0].text for part in completion)
+        assert "".join(part.choices[0].delta.content or "" for part in chat)
+    else:
+        assert completion.choices[0].text
+        assert chat.choices[0].message.content
+
+
+def test_labels_of_both_replicas_are_merged_once_and_learned_from(fleet: Fleet) -> None:
+    cold = fleet.pair()
+    report = run(fleet, "--requests", "100", "--max-tokens", "48")
+    assert report["failures"] == {} or sum(report["failures"].values()) == 0, report
+    graded, merged = settled(fleet)
+    assert graded == merged > 1000
+    pair = fleet.pair()
+    assert pair["source"] == "fitted"
+    assert pair["version"] > cold["version"]
+    assert {f"greedy:{w}" for w in ("code", "math", "structured")} <= pair["strata"].keys()
+    assert {f"sampled:{w}" for w in ("prose", "chat")} <= pair["strata"].keys()
+    replicas = pair["replicas"]
+    assert len([r for r in replicas if not r["stale"]]) == 2
+    assert all(r["labels"] > 0 for r in replicas)
+    applied = wait_for(
+        lambda: {r["applied"] for r in fleet.pair()["replicas"]} == {fleet.pair()["version"]}
+    )
+    assert applied
+
+
+def test_an_estimator_that_is_killed_under_load_costs_no_request_and_no_label(
+    fleet: Fleet,
+) -> None:
+    before = fleet.estimator()
+    load = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "control_plane.cli", "run", "all", "--quiet"),
+            *("--url", f"{fleet.url}/v1", "--requests", "120", "--max-tokens", "48"),
+        ],
+        env=fleet.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    versions = [fleet.pair()["version"]]
+    for _ in range(2):
+        time.sleep(3.0)
+        os.kill(fleet.estimator()["pid"], signal.SIGKILL)
+        restarted = wait_for(lambda: state_of(fleet) == "serving", 60.0)
+        assert restarted
+        versions.append(fleet.pair()["version"])
+    output, _ = load.communicate(timeout=300.0)
+    assert load.returncode == 0, output[-3000:]
+    after = fleet.estimator()
+    assert after["epoch"] >= before["epoch"] + 2
+    parsed = [tuple(map(int, version.split("."))) for version in versions]
+    assert parsed == sorted(parsed)
+    graded, merged = settled(fleet)
+    assert graded == merged
+
+
+def state_of(fleet: Fleet) -> str:
+    try:
+        return str(fleet.estimator()["state"])
+    except AssertionError:
+        return "away"
+
+
+def test_a_record_of_live_drafts_can_be_fitted(fleet: Fleet) -> None:
+    run(fleet, "--requests", "20", "--max-tokens", "32")
+    trace = fleet.directory / "trace.parquet"
+    recorded = fleet.command("record", str(trace), "--rows", "1000", "--quiet")
+    assert recorded.returncode == 0, recorded.stderr[-3000:]
+    fitted = fleet.json("fit", str(trace))
+    assert fitted["rejected_rows"] == 0
+    assert len(fitted["intercepts"]) == 5
+    assert 0.1 < fitted["slope"] < 2.0
+
+
+def test_a_replica_that_is_killed_comes_back_with_the_fleets_coefficients(fleet: Fleet) -> None:
+    first, second = fleet.replicas()
+    names = {first["exchange"]["replica"], second["exchange"]["replica"]}
+    os.kill(first["pid"], signal.SIGKILL)
+
+    def replaced() -> list[dict[str, Any]]:
+        try:
+            found = fleet.replicas()
+        except AssertionError:
+            return []
+        new = [r for r in found if r["exchange"]["replica"] not in names]
+        return new if len(found) == 2 else []
+
+    (new,) = wait_for(replaced, 240.0)
+    assert new["exchange"]["applied"] == fleet.pair()["version"]
+    (worker,) = new["workers"]
+    # It has the fleet's fit, and has not drafted anything yet.
+    assert worker["steps"] == 0
+    assert worker["applied"][0] > 0
+
+
+def test_up_finds_the_fleet_and_the_status_can_be_read(fleet: Fleet) -> None:
+    again = fleet.json("up", str(fleet.directory / "fleet.yaml"), "--ray", "local")
+    assert again["already_up"] is True
+    table = fleet.command("status", "--url", fleet.url)
+    assert table.returncode == 0
+    assert fleet.pair()["id"] in table.stdout
