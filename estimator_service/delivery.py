@@ -192,6 +192,11 @@ class Outbox(Generic[Payload]):
         """Payloads given up for want of room, the oldest first."""
 
     @property
+    def epoch(self) -> int:
+        """The newest that was heard of, 0 before the first reply: `Frame.heard`."""
+        return self._epoch
+
+    @property
     def oldest(self) -> int:
         """The lowest number still held, or the next one if none is: `Frame.oldest`."""
         return next(iter(self._held), self._last + 1)

@@ -53,6 +53,9 @@ from estimator_service.store import Store
 
 SYSTEM = "specfleet"
 """The actor of what happens by itself."""
+MAX_LEAP = 2**20
+"""How far ahead an epoch may be for a sender to be believed that it heard of it: one restart a
+minute for two years. Above that it is garbage, and may not use up the epochs."""
 
 
 class IntegrityError(AssertionError):
@@ -67,15 +70,23 @@ class Estimator:
             which fences every estimator that was opened on it before.
         config: settings.
         clock: time.
+        above: an epoch that this one's must be newer than; `heard` of the estimator before.
     """
 
     def __init__(
-        self, store: Store, config: EstimatorConfig | None = None, clock: Clock | None = None
+        self,
+        store: Store,
+        config: EstimatorConfig | None = None,
+        clock: Clock | None = None,
+        above: int = 0,
     ) -> None:
         self._store = store
         self._config = config or EstimatorConfig()
         self._clock = clock or SystemClock()
-        self.epoch = store.begin_epoch()
+        self.epoch = store.begin_epoch(above)
+        self.heard = self.epoch
+        """The newest epoch that a sender has heard of. Above `epoch`, the store has lost what it
+        held: senders believe no older epoch, so the shell has to open an estimator above it."""
         stored = store.load()
         self._inbox = Inbox(stored.sources)
         self._pairs: dict[str, Pair] = {}
@@ -142,6 +153,8 @@ class Estimator:
         pair.tally.count(f"frames_{status}")
         if reason is not None:
             pair.tally.count(f"refused_{reason}")
+        elif max(frame.heard, frame.applied.epoch) <= self.epoch + MAX_LEAP:
+            self.heard = max(self.heard, frame.heard, frame.applied.epoch)
         newer = pair.in_force.version > frame.applied
         return Reply(
             epoch=self.epoch,
@@ -165,6 +178,11 @@ class Estimator:
         )
 
     # -- learning -------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> float:
+        """Labels that arrived since the last refit."""
+        return sum(pair.evidence.waiting for pair in self._pairs.values())
 
     def refit(self) -> dict[str, FitResult]:
         """Fold in what arrived, end overrides whose time is up, and refit; results by pair."""

@@ -52,6 +52,8 @@ class Evidence:
         """[S, K, 6], `statistics.Quadratic.sums`."""
         self.sketches: Array = np.zeros((0, 3, positions, BINS))
         """[S, 3, K, BINS], `sketch.Sketch.cells`."""
+        self.waiting = 0.0
+        """Labels that arrived since the last fold."""
         self._positions = positions
         self._index: dict[str, int] = {}
         self._arrived: dict[str, dict[str, _Arrived]] = {}
@@ -93,6 +95,7 @@ class Evidence:
             arrived = _Arrived(np.zeros((k, WIDTH)), np.zeros((k, 2)), np.zeros((3, k * BINS)))
             of_replica[part.stratum] = arrived
         arrived.statistics += part.statistics
+        self.waiting += float(part.statistics[:, N].sum())
         arrived.offsets += hessian_times(part.statistics, slope, part.intercepts)
         for sums, column in zip(arrived.cells, part.cells.columns, strict=True):
             sums[part.cells.cell] += column
@@ -135,6 +138,7 @@ class Evidence:
                 residuals[s] += weight * part.statistics[:, [G1, C, N]]
                 counted += cells[[COUNT, ACCEPTED]].sum(axis=-1)
         self._arrived.clear()
+        self.waiting = 0.0
         return Folded(fresh, residuals, counted)
 
     def clear(self) -> None:
@@ -142,6 +146,7 @@ class Evidence:
         self.quadratics[:] = 0.0
         self.sketches[:] = 0.0
         self._arrived.clear()
+        self.waiting = 0.0
 
     def faults(self) -> list[str]:
         """What is wrong with the sums; empty if nothing is."""

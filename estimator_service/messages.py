@@ -158,6 +158,8 @@ class Frame(Struct, frozen=True, kw_only=True):
     """Those of them that an exploration order made verify in full."""
     skipped: dict[Name, Count] = {}
     """Requests verified but not observed, by reason."""
+    heard: Count = 0
+    """The newest epoch that the sender has heard of: it believes no estimator of an older one."""
 
 
 class Policy(enum.StrEnum):

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Executable,
     Table,
     bindparam,
+    case,
     delete,
     func,
     select,
@@ -111,13 +112,18 @@ class Store:
         """Close every connection."""
         self._writer.dispose()
 
-    def begin_epoch(self) -> int:
+    def begin_epoch(self, above: int = 0) -> int:
         """Start an incarnation: from now on no older one can write. The first epoch is 1.
 
         Call `load` after it, never before: what an older one stored in between would be lost.
+
+        Args:
+            above: an epoch that the new one must be newer than, whatever the store says.
         """
+        current = schema.epoch.c.epoch
+        least = case((current > above, current), else_=above)
         with transaction(self._writer) as connection:
-            following = update(schema.epoch).values(epoch=schema.epoch.c.epoch + 1)
+            following = update(schema.epoch).values(epoch=least + 1)
             begun: int = connection.execute(following.returning(schema.epoch.c.epoch)).scalar_one()
         return begun
 

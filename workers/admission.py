@@ -15,6 +15,9 @@ from workers.budget import Forecast, Lengths, admit, best_budget, best_depth, su
 from workers.cost import StepCost
 
 _log = logging.getLogger(__name__)
+DEPTH_STEPS = 8
+"""Steps that a chosen depth holds, unless the number of requests changes: what it is chosen from
+moves slowly, and choosing takes time."""
 PATIENCE = 100
 """Steps without a cost table before it is worth a warning."""
 
@@ -58,7 +61,7 @@ class Admission:
         *,
         clock: Callable[[], float],
         rng: random.Random,
-        draft_depth: bool = False,
+        draft_depth: bool = True,
         vary_depth: bool = True,
     ) -> None:
         """Chooses for K = `positions`.
@@ -84,6 +87,9 @@ class Admission:
         self._exploration: ExplorationOrder | None = None
         self._until = 0.0
         self._without_cost = 0
+        self._depth: tuple[int, int] = (positions, 0)
+        """The chosen one, and for how many requests."""
+        self._depth_age = DEPTH_STEPS
         self._plan: Plan | None = None
 
     def explore(self, order: ExplorationOrder) -> None:
@@ -121,8 +127,8 @@ class Admission:
         requests = len(probabilities)
         if self._plan is None:
             self.plan(requests)
-        whole = Plan(self._positions, self._positions)
-        plan, self._plan = self._plan or whole, None
+        plan, self._plan = self._plan, None
+        assert plan is not None
         survivals = survival(probabilities)
         full = np.full(requests, plan.length, dtype=np.intp)
         adaptive = self.policy.policy is Policy.ADAPTIVE and not plan.explored
@@ -136,11 +142,20 @@ class Admission:
 
     def _best_depth(self, requests: int) -> int:
         """The floor: for the share that tries random budgets, drafts are whole."""
+        if self._rng.random() < self.cost.explore_share:
+            return self._positions
+        depth, chosen_for = self._depth
+        self._depth_age += 1
+        if requests == chosen_for and self._depth_age < DEPTH_STEPS:
+            return depth
         survivals = self._forecast.typical(requests)
         verify = self.cost.verify(requests, requests * self._positions)
-        if survivals is None or verify is None or self._rng.random() < self.cost.explore_share:
+        if survivals is None or verify is None:
             return self._positions
-        return best_depth(survivals, verify, self.cost.draft(requests, self._positions))
+        draft = [self.cost.draft(requests, d) for d in range(self._positions + 1)]
+        depth = best_depth(survivals, verify, draft)
+        self._depth, self._depth_age = (depth, requests), 0
+        return depth
 
     def _advise(self, first: Array, survivals: Array, full: Lengths) -> Lengths:
         requests, slots = len(survivals), survivals.size
@@ -154,5 +169,4 @@ class Admission:
         # What is not drafted cannot be verified.
         depth = int(full[0])
         expected[:, :, depth:] = 0.0
-        seconds = verify + self.cost.draft(requests, self._positions)[depth]
-        return admit(survivals, best_budget(expected, seconds))
+        return admit(survivals, best_budget(expected, verify + self.cost.draft(requests, depth)))

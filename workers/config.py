@@ -50,9 +50,11 @@ class WorkerConfig(BaseModel):
     """Until an order says otherwise."""
     length: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] | None = None
     """Draft tokens to verify; with policy `fixed` only."""
-    draft_depth: bool = False
+    draft_depth: bool = True
     """Under policy `adaptive`, choose how many positions are drafted too."""
     cost: CostConfig = CostConfig()
+    lease: Annotated[int, Field(ge=1)] = 30
+    """Intervals between exchanges that may pass without one before the worker fits by itself."""
     record: Annotated[int, Field(ge=0)] = 0
     """Labelled draft positions to keep for `drain_record`; 0 keeps none."""
     seed: int = 0

@@ -87,8 +87,8 @@ class CostTable:
         self._centre(key)
         return True
 
-    def seconds(self, counts: Array) -> Array | None:
-        """What counts [n] cost, or None as long as nothing is known.
+    def seconds(self, counts: Array | float) -> Array | None:
+        """What counts [n] cost, or one of them; None as long as nothing is known.
 
         Below the smallest size that was seen it is as much as there; beyond the largest, it grows
         in proportion.
@@ -163,17 +163,22 @@ class StepCost:
             return None
         return self._verify.seconds(requests + np.arange(slots + 1, dtype=np.float64))
 
-    def draft(self, requests: int, positions: int) -> Array:
-        """[positions + 1], of drafting 0, 1, ... `positions` for each request.
+    def draft(self, requests: int, depth: int) -> float:
+        """Of drafting `depth` positions for each request; 0 while none is known.
 
         A depth that was never timed costs in proportion to the deepest one that was. Depth 0 costs
         one pass: the drafter has to read what was emitted.
         """
-        at = np.array([float(requests)])
-        timed = {depth: table.seconds(at) for depth, table in self._draft.items()}
-        known = {depth: float(cost[0]) for depth, cost in timed.items() if cost is not None}
-        if not known:
-            return np.zeros(positions + 1)
-        deepest = max(known)
-        each = known[deepest] / max(deepest, 1)
-        return np.array([known.get(d, max(d, 1) * each) for d in range(positions + 1)])
+        known = self._timed(requests, depth)
+        if known is not None:
+            return known
+        for deepest in sorted(self._draft, reverse=True):
+            known = self._timed(requests, deepest)
+            if known is not None:
+                return max(depth, 1) * known / max(deepest, 1)
+        return 0.0
+
+    def _timed(self, requests: int, depth: int) -> float | None:
+        table = self._draft.get(depth)
+        seconds = None if table is None else table.seconds(float(requests))
+        return None if seconds is None else float(seconds)

@@ -1,8 +1,8 @@
 """What a replica gathers between two drains: labels, and counts of what it did.
 
-A draft may be dispatched under one version of the coefficients and come back under the next. Its
-labels belong to the version that predicted them, so the sums are kept apart by version, and a drain
-hands out one round for each.
+A draft may be dispatched under one set of coefficients and come back under the next. Its labels
+belong to those that predicted them, so the sums are kept apart, and a drain hands out one round for
+each set.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StratumSums:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """All that was gathered under one version of the coefficients."""
+    """All that was gathered under one set of coefficients."""
 
     graded: Version
     slope: float
@@ -80,6 +80,11 @@ class Round:
     """Those of them that an exploration order made verify in full."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Requests verified but not observed, by reason."""
+
+    @property
+    def labels(self) -> int:
+        """How many it holds."""
+        return int(sum(sums.statistics.observations.sum() for sums in self.strata.values()))
 
 
 class _Open:
@@ -126,7 +131,9 @@ class Rounds:
     """The rounds of one worker, from drain to drain."""
 
     def __init__(self) -> None:
-        self._open: dict[Version, _Open] = {}
+        self._open: list[_Open] = []
+        self.observed = 0
+        """Labels in all, those forgotten included."""
         self.forgotten = 0
         """Labels dropped because nobody drained them."""
 
@@ -137,6 +144,7 @@ class Rounds:
         gathering = self._at(coefficients)
         waiting = gathering.waiting.setdefault(stratum, [])
         waiting.extend(labels)
+        self.observed += len(labels)
         if len(waiting) >= FOLD_AT:
             self.forgotten += gathering.fold(stratum)
 
@@ -160,12 +168,15 @@ class Rounds:
 
     def drain(self) -> list[Round]:
         """What was gathered, oldest version first; and start anew."""
-        closed = [self._open[version].close() for version in sorted(self._open)]
-        self._open = {}
-        return closed
+        closed = [gathering.close() for gathering in self._open]
+        self._open = []
+        return sorted(closed, key=lambda round_: round_.graded)
 
     def _at(self, coefficients: CoefficientSet) -> _Open:
-        gathering = self._open.get(coefficients.version)
-        if gathering is None:
-            gathering = self._open[coefficients.version] = _Open(coefficients)
+        # By identity: what a worker fits by itself has the version 0.0 each time.
+        for gathering in self._open:
+            if gathering.coefficients is coefficients:
+                return gathering
+        gathering = _Open(coefficients)
+        self._open.append(gathering)
         return gathering

@@ -5,14 +5,15 @@
     verified    it says what came out; labels go into the round
     drafted     it drafts the next step's tokens; they are predicted, and cut to length
 
-Between any two steps an order may change coefficients and policy.
+Between any two steps an order may change coefficients and policy. While no orders come, the worker
+fits by itself.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,21 @@ from typing import Any
 import numpy as np
 
 from estimator_service.logistic import Array, predict
-from estimator_service.messages import CoefficientSet, PolicyOrder, Version
+from estimator_service.messages import CoefficientSet, Version
 from workers.admission import Admission
 from workers.config import WorkerConfig
 from workers.cost import StepCost
 from workers.labels import Draft, Pending, Request, observe
+from workers.lease import Lease
+from workers.local_fit import LocalFit
 from workers.record import Record
 from workers.rounds import Round, Rounds
+from workers.vllm.rpc import Order
+
+REFIT_STEPS = 100
+"""Steps between two fits of a worker's own; the same as vLLM's."""
+ROUNDS_KEPT = 64
+"""Rounds behind fits of a worker's own that wait to be drained; older ones are dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +77,9 @@ class Speculation:
         )
         self.record = Record(config.record)
         self.rounds = Rounds()
+        self.lease = Lease(config.lease)
+        self.refits = 0
+        """Fits that this worker made by itself."""
         self.unmatched: Counter[str] = Counter()
         """Drafts that were verified and gave no label, by reason."""
         self.lengths: Counter[int] = Counter()
@@ -76,6 +88,10 @@ class Speculation:
         """Drafts by how much of them the budget would have verified."""
         self.depths: Counter[int] = Counter()
         """Steps by how many positions they were to draft."""
+        self._newest = self.coefficients.version
+        self._local: LocalFit | None = None
+        self._since_refit = 0
+        self._fitted_from: deque[Round] = deque(maxlen=ROUNDS_KEPT)
         self._step = 0
         self._pending = Pending()
         self._details: dict[str, Mapping[str, Sequence[float]]] = {}
@@ -84,27 +100,39 @@ class Speculation:
         self._seen: set[str] = set()
 
     def adopt(self, coefficients: CoefficientSet) -> bool:
-        """Predict with these from now on, if they are newer or of the same version; says whether.
+        """Predict with these from now on, unless newer ones were seen; says whether.
 
-        The same version again is how a rank that differs is put right.
+        The same version again is how a rank that differs is put right. What was fitted here is 0.0,
+        below what a fleet had published before.
         """
-        if coefficients.version < self.coefficients.version:
+        if coefficients.version < self._newest and coefficients.version != self.applied:
             return False
+        self._newest = max(self._newest, coefficients.version)
         self.coefficients = coefficients
+        self._local = None
         return True
 
-    def order(self, policy: PolicyOrder) -> None:
-        """Verify by this policy from now on."""
-        self.admission.policy = policy
+    def exchange(self, order: Order) -> list[Round]:
+        """Apply an order, and drain what was gathered until then.
+
+        Whoever does this is in charge of fitting: for a while after it the worker does not.
+        """
+        if order.coefficients is not None:
+            self.adopt(order.coefficients)
+        if order.policy is not None:
+            self.admission.policy = order.policy
+        if order.exploration is not None:
+            self.admission.explore(order.exploration)
+        self.lease.renew()
+        self._since_refit = 0
+        rounds = [*self._fitted_from, *self.rounds.drain()]
+        self._fitted_from.clear()
+        return rounds
 
     @property
     def applied(self) -> Version:
         """The version in force."""
         return self.coefficients.version
-
-    def drain(self) -> list[Round]:
-        """What was gathered since the last drain."""
-        return self.rounds.drain()
 
     def schedule(
         self,
@@ -178,6 +206,7 @@ class Speculation:
                 )
         self.unmatched["lost"] += len(self._verifying)
         self._verifying = {}
+        self._learn()
 
     def drafted(self, drafted: Drafted) -> list[int]:
         """[R], how many tokens of each draft to verify; the rest is not sent."""
@@ -227,9 +256,30 @@ class Speculation:
             "advised_lengths": {str(n): count for n, count in sorted(self.advised.items())},
             "depths": {str(n): count for n, count in sorted(self.depths.items())},
             "unmatched": {reason: n for reason, n in self.unmatched.items() if n},
+            "local": not self.lease.held,
+            "refits": self.refits,
+            "labels": self.rounds.observed,
             "forgotten_labels": self.rounds.forgotten,
             "recorded": len(self.record),
         }
+
+    def _learn(self) -> None:
+        """Fit, if nobody else has for long."""
+        self.lease.step()
+        if self.lease.held:
+            return
+        self._since_refit += 1
+        if self._since_refit < REFIT_STEPS:
+            return
+        self._since_refit = 0
+        self._local = self._local or LocalFit(self.coefficients)
+        rounds = self.rounds.drain()
+        lost = max(0, len(self._fitted_from) + len(rounds) - ROUNDS_KEPT)
+        for round_ in list(self._fitted_from)[:lost]:
+            self.rounds.forgotten += round_.labels
+        self._fitted_from.extend(rounds)
+        self.coefficients = self._local.refit(rounds) or self.coefficients
+        self.refits += 1
 
     def _skip(self, draft: Draft) -> None:
         if draft.request.id not in self._seen and draft.request.skipped is not None:

@@ -88,13 +88,17 @@ def test_one_size_is_no_table() -> None:
     assert seconds[[3, 7]].tolist() == [0.5, 1.0]
 
 
+def by_depth(cost: StepCost) -> list[float]:
+    return [cost.draft(1, depth) for depth in range(5)]
+
+
 def test_drafting_costs_what_its_depth_did_or_its_share_of_the_deepest() -> None:
     cost = StepCost(CostConfig())
-    assert cost.draft(1, 4).tolist() == [0.0] * 5
+    assert by_depth(cost) == [0.0] * 5
     cost.observe(requests=1, tokens=5, verify=1.0, draft=0.8, depth=4)
-    np.testing.assert_allclose(cost.draft(1, 4), [0.2, 0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(by_depth(cost), [0.2, 0.2, 0.4, 0.6, 0.8])
     cost.observe(requests=1, tokens=5, verify=1.0, draft=0.3, depth=2)
-    np.testing.assert_allclose(cost.draft(1, 4), [0.2, 0.2, 0.3, 0.6, 0.8])
+    np.testing.assert_allclose(by_depth(cost), [0.2, 0.2, 0.3, 0.6, 0.8])
 
 
 class Machine:
@@ -136,7 +140,7 @@ class Machine:
         known = self.cost.verify(R, R * K)
         if known is None:
             return 1.0
-        known = known + self.cost.draft(R, K)[K]
+        known = known + self.cost.draft(R, K)
         return float(1.0 - rates[np.argmax((R + self.gained) / known)] / rates.max())
 
     def steps_until_good(self, limit: int) -> int:

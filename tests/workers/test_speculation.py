@@ -18,6 +18,7 @@ from workers.config import WorkerConfig
 from workers.labels import Request
 from workers.record import DETAILS
 from workers.speculation import Drafted, Speculation
+from workers.vllm.rpc import Order
 
 K = 3
 NEWER = CoefficientSet(Version(1, 1), Source.FITTED, 1.0, (0.5, 0.0, -0.5), {"a": (1.0,) * K})
@@ -59,7 +60,7 @@ def test_labels_are_graded_by_the_version_that_predicted_them() -> None:
     draft(mine, "x", feature=2.0)
     mine.schedule(admitted={"x": [1, 2]})
     mine.verified({"x": [1, 2, 7]})
-    first, second = mine.drain()
+    first, second = mine.exchange(Order())
     assert (first.graded, first.admitted, first.steps) == (Version(0, 0), (1, 1, 1), 1)
     assert (second.graded, second.admitted, second.steps) == (Version(1, 1), (1, 1, 0), 1)
     p = predict(1.0, 1.0, 2.0)
@@ -76,7 +77,7 @@ def test_a_step_counts_when_it_runs_even_if_it_verifies_nothing() -> None:
     mine.verified({"x": [9]})
     draft(mine, "x")
     mine.schedule(finished=["x"], admitted={}, runs=False)
-    (drained,) = mine.drain()
+    (drained,) = mine.exchange(Order())
     assert (drained.steps, drained.admitted) == (1, ())
 
 
@@ -98,7 +99,7 @@ def test_a_request_that_is_not_observed_is_verified_and_counted_once() -> None:
         assert draft(mine, "x", "y") == [K, K]
         mine.schedule(admitted={"x": [1, 2, 3], "y": [1, 2, 3]})
         mine.verified({"x": [1, 2, 3, 9], "y": [9]})
-    (drained,) = mine.drain()
+    (drained,) = mine.exchange(Order())
     assert drained.skipped == {"penalties": 1}
     assert drained.admitted == (6, 6, 6)
     assert drained.strata["a"].statistics.observations.tolist() == [3, 0, 0]
@@ -122,7 +123,7 @@ def test_a_draft_that_cannot_be_trusted_gives_no_label(
     mine.schedule(admitted={"x": [1, 2, 3]}, **happening)
     mine.verified({"x": [1, 2, 3, 9]})
     assert mine.status()["unmatched"] == {reason: 1}
-    assert not any(r.strata for r in mine.drain())
+    assert not any(r.strata for r in mine.exchange(Order()))
 
 
 def test_a_step_that_never_returns_leaves_nothing_behind() -> None:
@@ -132,7 +133,7 @@ def test_a_step_that_never_returns_leaves_nothing_behind() -> None:
     mine.schedule(admitted={"x": [1, 2, 3]})
     mine.schedule(admitted={})
     mine.verified({"x": [1, 2, 3, 9]})
-    assert not any(r.strata for r in mine.drain())
+    assert not any(r.strata for r in mine.exchange(Order()))
 
 
 def test_policies_change_lengths_and_never_predictions() -> None:
@@ -144,6 +145,7 @@ def test_policies_change_lengths_and_never_predictions() -> None:
         )
     begun(mine, "x")
     chosen = {}
+    labels = 0
     for order in (
         PolicyOrder(),
         PolicyOrder(Policy.FULL),
@@ -151,7 +153,7 @@ def test_policies_change_lengths_and_never_predictions() -> None:
         PolicyOrder(Policy.FIXED, 2),
         PolicyOrder(Policy.FIXED, 0),
     ):
-        mine.order(order)
+        labels += sum(r.labels for r in mine.exchange(Order(policy=order)))
         chosen[order.policy.value, order.length] = draft(mine, "x")[0]
         mine.schedule(admitted={"x": [1]})
         mine.verified({"x": [9]})
@@ -163,8 +165,7 @@ def test_policies_change_lengths_and_never_predictions() -> None:
         ("fixed", 0): 0,
     }
     assert mine.status()["advised_lengths"] == {"0": 5}
-    (drained,) = mine.drain()
-    assert drained.strata["a"].statistics.observations[0] == 5
+    assert labels + sum(r.labels for r in mine.exchange(Order())) == 5
 
 
 def test_an_exploration_order_verifies_whole_drafts_for_its_share_and_its_time() -> None:
@@ -178,8 +179,9 @@ def test_an_exploration_order_verifies_whole_drafts_for_its_share_and_its_time()
         mine.schedule(admitted={"x": [1, 2, 3][: lengths[-1]]})
         mine.verified({"x": [9]})
     assert 60 < lengths.count(K) < 140
-    (drained,) = mine.drain()
-    assert (drained.steps, drained.explored_steps) == (400, lengths.count(K))
+    drained = mine.exchange(Order())
+    assert sum(r.steps for r in drained) == 400
+    assert sum(r.explored_steps for r in drained) == lengths.count(K)
     clock.now = 10.0
     assert [draft(mine, "x") for _ in range(50)] == [[1]] * 50
     assert mine.status()["exploring"] is None

@@ -142,9 +142,8 @@ class Capture:
         if not self._held:
             return
         rows = [len(held) for held in self._held]
-        temperature = None
-        if self._temperature is not None:
-            temperature = torch.cat([self._rows(n) for n in rows])
+        temperatures = [t for n in rows if (t := self._rows(n)) is not None]
+        temperature = torch.cat(temperatures) if temperatures else None
         self._features += features(torch.cat(self._held), temperature).split(rows)
         self._held = []
 

@@ -32,11 +32,11 @@ from torch import Tensor
 from estimator_service.messages import CoefficientSet, Source, Version
 from estimator_service.sketch import Sketch
 from estimator_service.statistics import Statistics
+from workers.lease import Lease
 from workers.rounds import Round, StratumSums
 from workers.vllm.device_snapshot import Arrays, Event, Snapshots, event_of
 from workers.vllm.device_steering import Steering
 from workers.vllm.device_tally import Tally
-from workers.vllm.lease import Lease
 
 logger = logging.getLogger(__name__)
 

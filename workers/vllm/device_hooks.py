@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workers.config import WorkerConfig
+from workers.lease import Lease
 from workers.vllm import device_contract as contract
 from workers.vllm.device_estimator import DeviceEstimator
 from workers.vllm.device_steering import Steering, steer
@@ -93,7 +94,7 @@ class DeviceHooks(_Worker):
             self._detach("; ".join(moved))
             return
         self.steering = Steering(positions, config.order)
-        self.fleet = DeviceEstimator(kernels, self.steering)
+        self.fleet = DeviceEstimator(kernels, self.steering, Lease(config.lease))
         # Compiled now, and not while somebody waits for an answer.
         self.fleet.warm_up()
         speculator.acceptance_estimator = self.fleet

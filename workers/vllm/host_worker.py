@@ -124,16 +124,8 @@ class HostWorker(_engine_worker()):  # type: ignore[misc]
     def exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Apply an order and drain the round. Raises OrderError, and then has done neither."""
         mine = self._speculation
-        told = read_order(order, mine.positions)
-        if told.coefficients is not None:
-            mine.adopt(told.coefficients)
-        if told.policy is not None:
-            mine.order(told.policy)
-        if told.exploration is not None:
-            mine.admission.explore(told.exploration)
-        answer = Exchanged(
-            self.rank, mine.applied, coefficients_hash(mine.coefficients), mine.drain()
-        )
+        rounds = mine.exchange(read_order(order, mine.positions))
+        answer = Exchanged(self.rank, mine.applied, coefficients_hash(mine.coefficients), rounds)
         return write_exchanged(answer)
 
     def status(self) -> dict[str, Any]:

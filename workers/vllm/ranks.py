@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from estimator_service.messages import CoefficientSet
-from workers.rounds import Round
 from workers.vllm.rpc import Exchanged, Order
 
 
@@ -45,7 +44,7 @@ def compare(answers: Sequence[Exchanged]) -> Disagreement:
             other.rank
             for other in others
             if len(other.rounds) == len(first.rounds)
-            and list(map(_labels, other.rounds)) != list(map(_labels, first.rounds))
+            and [r.labels for r in other.rounds] != [r.labels for r in first.rounds]
         ),
     )
 
@@ -56,7 +55,3 @@ def correction(in_force: CoefficientSet) -> Order:
     A worker writes a version that it has already, and so all of them end their rounds together.
     """
     return Order(coefficients=in_force)
-
-
-def _labels(round_: Round) -> float:
-    return sum(float(sums.statistics.observations.sum()) for sums in round_.strata.values())

@@ -25,12 +25,12 @@ from estimator_service.messages import (
     encode_array,
 )
 from tests.workers.vllm.device.replica import POSITIONS, SLOTS, Replica, sums_of, vllm_estimator
+from workers.lease import Lease
 from workers.rounds import Round
 from workers.vllm import ranks
 from workers.vllm.device_estimator import STRATUM
 from workers.vllm.device_steering import Steering, steer
 from workers.vllm.device_tally import ROWS
-from workers.vllm.lease import Lease
 from workers.vllm.rpc import Exchanged, coefficients_hash
 
 TENSORS = ("slope", "intercepts", "features", "predictions", "info", "grad", "counts")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from estimator_service.sketch import Sketch
 from estimator_service.statistics import Statistics
+from workers.lease import Lease
 from workers.vllm.device_estimator import DeviceEstimator
 from workers.vllm.device_steering import Steering
-from workers.vllm.lease import Lease
 
 SLOTS, POSITIONS, VOCAB = 40, 3, 64
 Labels = list[tuple[int, float, int, float]]

@@ -1,6 +1,6 @@
 """The fleet is in charge for as long as steps say, on every rank alike."""
 
-from workers.vllm.lease import Lease
+from workers.lease import Lease
 
 
 def run(lease: Lease, steps: int) -> None:
