@@ -70,7 +70,7 @@ def test_chat_and_completions_are_answered(fleet: Fleet, stream: bool) -> None:
 def test_labels_of_both_replicas_are_merged_once_and_learned_from(fleet: Fleet) -> None:
     cold = fleet.pair()
     report = run(fleet, "--requests", "100", "--max-tokens", "48")
-    assert report["failures"] == {} or sum(report["failures"].values()) == 0, report
+    assert report["failures"] == {}, report
     graded, merged = settled(fleet)
     assert graded == merged > 1000
     pair = fleet.pair()

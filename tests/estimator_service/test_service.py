@@ -527,5 +527,3 @@ def test_garbage_hurts_nobody_else_in_the_same_exchange(path: Path) -> None:
 def test_the_settings_name_the_key_that_is_unknown() -> None:
     with pytest.raises(ValueError, match="refit_second\n"):
         ServiceConfig.model_validate({"refit_second": 1.0})
-
-
