@@ -12,7 +12,7 @@ LOCK := deploy/locks/cpu.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup test check bench demo clean
+.PHONY: help setup test check bench soak demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ check: setup ## Check format, lint, types and the direction of imports
 
 bench: setup ## Run the benchmarks and print what they measured
 	@$(BIN)/python -m tests.benchmarks
+
+soak: setup ## Half an hour of load while the estimator is killed again and again
+	@$(BIN)/python -m tests.soak soak.jsonl
 
 demo: setup ## Bring up two vLLM replicas, send them traffic, and show what the fleet learns
 	@$(BIN)/specfleet demo

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,9 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    directory = tmp_path_factory.mktemp("fleet")
+@contextmanager
+def running_fleet(directory: Path) -> Iterator[Fleet]:
+    """Two replicas that keep what they know in `directory`."""
     port = free_port()
     config = directory / "fleet.yaml"
     config.write_text(
@@ -136,3 +137,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     finally:
         down = mine.command("down", "--quiet", timeout=120.0)
         assert down.returncode == 0, down.stderr[-3000:]
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet")) as mine:
+        yield mine
