@@ -69,7 +69,8 @@ def run(console: Console) -> None:
 
 
 async def _run(console: Console) -> None:
-    senders = [Senders.remote(seed) for seed in range(PROCESSES)]
+    process: Any = ray.remote(num_cpus=0)(Senders)
+    senders = [process.remote(seed) for seed in range(PROCESSES)]
     await asyncio.gather(*(sender.ready.remote() for sender in senders))
     table = Table(title=f"the real actor at K = {K}, {PROCESSES} sending processes, all they can")
     for column in ("frames a call", "calls/s", "frames/s", "estimator's CPU, us a frame"):
@@ -175,7 +176,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@ray.remote(num_cpus=0)
 class Senders:
     """A process that sends for many replicas."""
 
@@ -228,7 +228,7 @@ class Senders:
             for replica in range(replicas):
                 name = f"{self._seed}-{self._sources}-{replica}"
                 frame = made[(seq + replica) % len(made)]
-                yield encode(structs.replace(frame, replica=name, seq=seq, oldest=seq))
+                yield encode(structs.replace(frame, replica=name, seq=seq, oldest=max(1, seq - 64)))
 
 
 async def send(actor: Any, frames: list[bytes]) -> None:

@@ -76,7 +76,7 @@ def cluster() -> Iterator[Cluster]:
     )
     yield cluster
     ray.shutdown()
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -178,10 +178,14 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(test)
 
 
+def process(kind: type, num_cpus: int = 0, **options: Any) -> Any:
+    """An actor class; calling its `remote` starts a process."""
+    return ray.remote(num_cpus=num_cpus, **options)(kind)
+
+
 # Exactly one
 
 
-@ray.remote(num_cpus=0)
 class Clients:
     """A process with several links, as replicas have one each."""
 
@@ -205,7 +209,7 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def clients(cluster: Cluster) -> Iterator[list[Any]]:
-    found: list[Any] = [Clients.remote(CLIENTS // PROCESSES) for _ in range(PROCESSES)]
+    found: list[Any] = [process(Clients).remote(CLIENTS // PROCESSES) for _ in range(PROCESSES)]
     yield found
     for client in found:
         ray.kill(client)
@@ -328,7 +332,7 @@ def test_it_outlives_the_placement_group_of_the_replica_that_made_it(
     group = placement_group([{"CPU": 1}])
     ray.get(group.ready())
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    replica: Any = Clients.options(num_cpus=1, scheduling_strategy=strategy).remote(1)
+    replica: Any = process(Clients, num_cpus=1, scheduling_strategy=strategy).remote(1)
     [(pid, epoch)] = ray.get(replica.find.remote(config))
     remove_placement_group(group)
     with pytest.raises(ray.exceptions.RayActorError):
@@ -406,7 +410,7 @@ def test_while_its_store_is_locked_it_answers_as_ever(
                 before = await link.status()
                 loop = asyncio.get_running_loop()
                 end = loop.time() + LOCK_SECONDS
-                stuck = set()
+                stuck = set[int]()
                 while loop.time() < end or len(stuck) < 3:
                     [*_, reply] = await exchange(link, sender)  # raises if it is away
                     stuck.add(reply.durable_seq)
