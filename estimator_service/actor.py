@@ -18,7 +18,13 @@ from typing import Any
 import ray
 
 from estimator_service.messages import Frame, PairKey, Reply, Snapshot, decode, encode
-from estimator_service.service import EstimatorAway, EstimatorService, ServiceConfig, ServiceStatus
+from estimator_service.service import (
+    EstimatorAway,
+    EstimatorService,
+    ExchangeRefused,
+    ServiceConfig,
+    ServiceStatus,
+)
 
 NAMESPACE = "specfleet"
 ESTIMATOR = "estimator"
@@ -60,6 +66,9 @@ class EstimatorActor:
     async def stop(self) -> None:
         """`EstimatorService.stop`: store what there is, and answer nothing any more."""
         await self._service.stop()
+
+
+_ACTOR: Any = ray.remote(EstimatorActor)
 
 
 class EstimatorLink:
@@ -134,7 +143,7 @@ class EstimatorLink:
     def _send(self, method: str, args: tuple[Any, ...]) -> Any:
         """Runs in the thread; returns a reference to the answer."""
         if self._actor is None:
-            self._actor = _find_or_create(self._config)
+            self._actor = find_or_create(self._config)
         return getattr(self._actor, method).remote(*args)
 
 
@@ -148,11 +157,15 @@ def _find() -> Any:
         return None
 
 
-def _find_or_create(config: ServiceConfig) -> Any:
+def find_or_create(config: ServiceConfig) -> Any:
+    """A handle of the actor, which is made if it is not there. May wait for Ray.
+
+    Raises EstimatorAway: this process is in no Ray cluster.
+    """
     found = _find()
     if found is not None:
         return found
-    created: Any = ray.remote(EstimatorActor).options(
+    created: Any = _ACTOR.options(
         name=ESTIMATOR,
         namespace=NAMESPACE,
         get_if_exists=True,  # somebody may be quicker
@@ -171,4 +184,8 @@ def _reason(error: Exception, timeout: float) -> str:
         return f"no answer within {timeout:g} s"
     cause = getattr(error, "cause", None) or error  # Ray's own text is a whole traceback
     text = str(cause).strip().splitlines() or [""]
-    return text[0] if isinstance(cause, EstimatorAway) else f"{type(cause).__name__}: {text[0]}"
+    return (
+        text[0]
+        if isinstance(cause, (EstimatorAway, ExchangeRefused))
+        else f"{type(cause).__name__}: {text[0]}"
+    )

@@ -88,6 +88,7 @@ class ServiceStatus(TypedDict):
     epoch: int
     """0 while there is none."""
     fenced: bool
+    exchanges: int
     frames: int
     refits: int
     refit_failures: int
@@ -147,7 +148,7 @@ class EstimatorService:
         self._saving_since: float | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._started = self._clock.monotonic()
-        self._frames = self._refits = self._refit_failures = 0
+        self._exchanges = self._frames = self._refits = self._refit_failures = 0
         self._saves = self._save_failures = 0
 
     # -- calls ----------------------------------------------------------------------------------
@@ -172,6 +173,7 @@ class EstimatorService:
         _check(frames)
         self._register(estimator, key)
         replies = [encode(estimator.receive(frame)) for frame in frames]
+        self._exchanges += 1
         self._frames += len(frames)
         self._arrived = self._arrived or bool(frames)
         if estimator.waiting >= self._config.refit_labels:
@@ -204,6 +206,7 @@ class EstimatorService:
             reason=self._reason,
             epoch=0 if self._estimator is None else self._estimator.epoch,
             fenced=self._state == "fenced",
+            exchanges=self._exchanges,
             frames=self._frames,
             refits=self._refits,
             refit_failures=self._refit_failures,

@@ -1,4 +1,4 @@
-"""The sending half of a replica: it observes, holds what is not stored, and adopts what is newer."""
+"""The sending half of a replica: observes, holds what is not stored, adopts what is newer."""
 
 from __future__ import annotations
 

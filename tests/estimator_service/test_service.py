@@ -291,7 +291,7 @@ def test_a_store_that_cannot_be_opened_is_tried_until_it_can(tmp_path: Path) -> 
         service = EstimatorService(config(folder / "store.db"), sleep=sleep)
         service.start()
         await until(lambda: len(delays) > 8)
-        with pytest.raises(EstimatorAway, match="the store cannot be opened: .*folder"):
+        with pytest.raises(EstimatorAway, match=r"the store cannot be opened: .*folder"):
             exchange(service, Sender("r0"))
         status = service.status()
         assert (status["state"], status["epoch"]) == ("opening", 0)
@@ -359,11 +359,11 @@ def test_once_a_newer_one_has_begun_it_answers_and_writes_nothing(path: Path) ->
                 with pytest.raises(EstimatorAway, match="epoch 1 may not write"):
                     await acknowledged
                 for _ in range(10):
-                    with pytest.raises(EstimatorAway, match="fenced"):
+                    with pytest.raises(EstimatorAway, match=r"fenced"):
                         exchange(service, sender)
-                    with pytest.raises(EstimatorAway, match="fenced"):
+                    with pytest.raises(EstimatorAway, match=r"fenced"):
                         service.snapshot()
-                    with pytest.raises(EstimatorAway, match="fenced"):
+                    with pytest.raises(EstimatorAway, match=r"fenced"):
                         await service.stored()
                 await service.stop()
                 assert (store.load(), epoch_of(path)) == (before, newer.epoch)
