@@ -48,6 +48,8 @@ class FleetProgress:
     """How far the fleet is."""
 
     models: tuple[ModelProgress, ...]
+    deployed: bool
+    """Serve has both applications."""
     ready: bool
     failed: str
     """Why it will not come up; empty while it may."""
@@ -67,8 +69,6 @@ def connect(address: str, environment: Mapping[str, str] | None = None) -> None:
         raise DeploymentError(
             f"Ray at {address} does not let us in: {_first_line(error)}"
         ) from error
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def join(state: FleetState) -> None:
@@ -138,13 +138,14 @@ def progress(config: FleetConfig) -> FleetProgress:
         (
             _cause([d.message for d in app.deployments.values()] + [app.message])
             for app in mine
-            if app and app.status.value in ("DEPLOY_FAILED", "UNHEALTHY")
+            if app and app.status in ("DEPLOY_FAILED", "UNHEALTHY")
         ),
         "",
     )
     return FleetProgress(
         models=tuple(_model_progress(model, mine[0]) for model in config.models),
-        ready=all(app is not None and app.status.value == "RUNNING" for app in mine),
+        deployed=all(app is not None for app in mine),
+        ready=all(app is not None and app.status == "RUNNING" for app in mine),
         failed=failed,
     )
 
@@ -183,9 +184,9 @@ def _model_progress(model: ModelConfig, app: Any) -> ModelProgress:
     deployment = app.deployments.get(name) if app else None
     if deployment is None:
         return ModelProgress(model.name, 0, model.fewest, "")
-    states = {state.value: count for state, count in deployment.replica_states.items()}
+    running = sum(n for state, n in deployment.replica_states.items() if state == "RUNNING")
     trouble = _cause([deployment.message]) if "failed" in deployment.message else ""
-    return ModelProgress(model.name, states.get("RUNNING", 0), model.fewest, trouble)
+    return ModelProgress(model.name, running, model.fewest, trouble)
 
 
 def _cause(messages: list[str]) -> str:

@@ -32,7 +32,7 @@ class FleetState:
     """Of Ray."""
     port: int
     config: dict[str, Any] | None
-    """`FleetConfig` in plain data, once it is up."""
+    """`FleetConfig` in plain data, once it was handed to Serve."""
     started_serve: bool
     """Whether Ray Serve was started for it."""
 

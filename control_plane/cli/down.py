@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from control_plane import local_ray
-from control_plane.cli.steps import Steps
+from control_plane.cli.steps import Steps, no_chatter
 from control_plane.fleet_state import (
     FleetBusyError,
     FleetState,
@@ -39,7 +39,7 @@ def down(
     """
     messages = Console(stderr=True)
     try:
-        with exclusively():
+        with exclusively(), no_chatter():
             ended = _take_down(Steps(messages, quiet=quiet))
     except (FleetBusyError, DownError) as error:
         _fail(messages, str(error))

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from control_plane import local_ray
-from control_plane.cli.steps import Say, Steps
+from control_plane.cli.steps import Say, Steps, no_chatter
 from control_plane.config import FleetConfig
 from control_plane.config_errors import ConfigError
 from control_plane.config_file import read_config
@@ -96,7 +96,7 @@ def up(
     try:
         fleet = read_config(config) if config else FleetConfig.of({})
         check_worker_settings(fleet)
-        with exclusively():
+        with exclusively(), no_chatter():
             outcome = _bring_up(fleet, ray, timeout, Steps(messages, quiet=quiet))
     except (ConfigError, FleetBusyError, LocalRayError, UpError) as error:
         _fail(messages, str(error))
@@ -114,8 +114,6 @@ def _bring_up(config: FleetConfig, where: str, timeout: float, steps: Steps) -> 
     plain = config.model_dump(mode="json")
     if state is not None:
         _check_same_place(state, config, where)
-        if state.config == plain and _healthy(state.url):
-            return Outcome(state, config, already=True, seconds=time.monotonic() - began)
     with steps.step("Looking for Ray", "Ray is there") as say:
         state = state or _find_ray(config, where, say)
         # Written before anything else happens, so that `down` finds it whatever does.
@@ -123,14 +121,21 @@ def _bring_up(config: FleetConfig, where: str, timeout: float, steps: Steps) -> 
     # Only now: importing Ray fixes how it is talked to.
     from control_plane import deployment
 
+    already = False
     try:
         deployment.join(state)
-        state = _deploy(state, config, plain, timeout, steps)
+        now = deployment.progress(config)
+        already = state.config == plain and now.ready and _healthy(state.url)
+        if state.config != plain or now.failed or not now.deployed:
+            state = _deploy(state, config, plain, steps)
+        if not already:
+            with steps.step("Starting replicas", "The fleet is up") as say:
+                _wait(config, state, time.monotonic() + timeout, say)
     except deployment.DeploymentError as error:
         raise UpError(str(error)) from error
     finally:
         deployment.disconnect()
-    return Outcome(state, config, already=False, seconds=time.monotonic() - began)
+    return Outcome(state, config, already, seconds=time.monotonic() - began)
 
 
 def _living(state: FleetState | None) -> FleetState | None:
@@ -170,7 +175,7 @@ def _find_ray(config: FleetConfig, where: str, say: Say) -> FleetState:
 
 
 def _deploy(
-    state: FleetState, config: FleetConfig, plain: dict[str, Any], timeout: float, steps: Steps
+    state: FleetState, config: FleetConfig, plain: dict[str, Any], steps: Steps
 ) -> FleetState:
     from control_plane import deployment
 
@@ -181,10 +186,8 @@ def _deploy(
     if state.config is not None and state.config["estimator"] != plain["estimator"]:
         with steps.step("Ending the estimator, whose settings have changed", "Estimator ended"):
             deployment.end_estimator()
-    with steps.step("Loading vLLM, which takes half a minute", "Applications deployed"):
+    with steps.step("Loading vLLM, which may take half a minute", "Applications deployed"):
         deployment.deploy(config)
-    with steps.step("Starting replicas", "Replicas are up") as say:
-        _wait(config, state, time.monotonic() + timeout, say)
     state = FleetState(state.ray, state.address, state.port, plain, state.started_serve)
     write_state(state)
     return state
