@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-NAMESPACE = "specfleet"
+from control_plane.deployment import DeploymentError, connect, join
+from control_plane.fleet_state import read_state
+
 DEPLOYMENT = "SpecFleetServer:"
 """How Ray Serve LLM begins the name of a deployment of `workers.server.SpecFleetServer`."""
 POPULATED_WITHIN = 10.0
@@ -27,22 +29,19 @@ class Replicas:
 
     @classmethod
     def connect(cls) -> Replicas:
-        """Join the running Ray as a client. Raises ReplicasError."""
-        import logging
-
+        """Join the Ray of the fleet that is up, as a client. Raises ReplicasError."""
         import ray
         from ray import serve
 
+        state = read_state()
         try:
             if not ray.is_initialized():
-                ray.init(
-                    address="auto",
-                    namespace=NAMESPACE,
-                    logging_level=logging.ERROR,
-                    log_to_driver=False,
-                )
+                if state is not None:
+                    join(state)
+                else:
+                    connect("auto")
             applications = serve.status().applications
-        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        except (DeploymentError, RuntimeError, ray.exceptions.RayError) as error:
             raise ReplicasError(f"no Ray that runs a fleet: {_first_line(error)}") from error
         handles = {
             name: serve.get_deployment_handle(name, app)

@@ -333,6 +333,8 @@ class PairSnapshot(Struct, frozen=True, kw_only=True):
     coefficients: CoefficientSet
     """In force."""
     scores: Scores
+    first_guess: Scores | None = None
+    """What the scores would be with the coefficients that every pair starts from."""
     strata: dict[Stratum, StratumSnapshot]
     replicas: tuple[ReplicaSnapshot, ...]
     frozen: bool

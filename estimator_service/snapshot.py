@@ -12,7 +12,7 @@ Its counters are
     steps, explored_steps   verification steps of the replicas
 """
 
-from estimator_service.messages import PairSnapshot, ReplicaSnapshot
+from estimator_service.messages import CoefficientSet, PairSnapshot, ReplicaSnapshot
 from estimator_service.pair import Pair
 from estimator_service.scoring import pair_scores, stratum_snapshots
 
@@ -24,6 +24,7 @@ def pair_snapshot(pair: Pair, now: float) -> PairSnapshot:
         key=pair.key,
         coefficients=pair.in_force,
         scores=pair_scores(pair.evidence, pair.in_force),
+        first_guess=pair_scores(pair.evidence, CoefficientSet.initial(pair.positions)),
         strata=stratum_snapshots(pair.evidence, pair.in_force),
         replicas=tuple(_replica(pair, name, now) for name in sorted(pair.replicas)),
         frozen=pair.frozen,

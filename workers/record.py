@@ -34,6 +34,11 @@ class Record:
         return len(self._rows)
 
     @property
+    def limit(self) -> int:
+        """Rows that it keeps at most."""
+        return self._limit
+
+    @property
     def enabled(self) -> bool:
         """Whether it keeps anything."""
         return self._limit > 0

@@ -260,6 +260,7 @@ class Speculation:
             "refits": self.refits,
             "labels": self.rounds.observed,
             "forgotten_labels": self.rounds.forgotten,
+            "record": self.record.limit,
             "recorded": len(self.record),
         }
 

@@ -181,6 +181,8 @@ class PairDocument(_Document):
     """[K]; of a stratum that has none of its own."""
     calibration: ScoresDocument
     """Over all strata."""
+    first_guess: ScoresDocument | None
+    """The same labels, with the coefficients that every pair starts from."""
     strata: dict[str, StratumDocument]
     replicas: list[ReplicaDocument]
     frozen: bool

@@ -44,6 +44,9 @@ def pair_document(pair: PairSnapshot, stale_seconds: float) -> PairDocument:
         slope=coefficients.slope,
         intercepts=list(coefficients.intercepts),
         calibration=ScoresDocument.model_validate(_scores(pair.scores)),
+        first_guess=ScoresDocument.model_validate(_scores(pair.first_guess))
+        if pair.first_guess
+        else None,
         strata={name: _stratum(stratum) for name, stratum in pair.strata.items()},
         replicas=[_replica(replica, exploring, stale_seconds) for replica in pair.replicas],
         frozen=pair.frozen,

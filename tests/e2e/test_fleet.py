@@ -46,25 +46,18 @@ def run(fleet: Fleet, *arguments: str) -> Any:
     return fleet.json("run", "all", "--url", f"{fleet.url}/v1", *arguments)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_chat_and_completions_are_answered(fleet: Fleet, stream: bool) -> None:
+def test_chat_and_completions_are_answered_whole_and_streamed(fleet: Fleet) -> None:
     client = OpenAI(base_url=f"{fleet.url}/v1", api_key="none", timeout=60.0)
-    completion = client.completions.create(
-        model="reference", prompt="def add(a, b):", max_tokens=16, temperature=0.0, stream=stream
+    question: dict[str, Any] = {"model": "reference", "max_tokens": 16, "temperature": 0.0}
+    said: Any = {"messages": [{"role": "user", "content": "Hello"}]}
+    whole = client.completions.create(prompt="def add(a, b):", **question)
+    parts = client.completions.create(prompt="def add(a, b):", stream=True, **question)
+    assert whole.choices[0].text == "".join(part.choices[0].text for part in parts)
+    answer = client.chat.completions.create(**said, **question)
+    deltas = client.chat.completions.create(**said, stream=True, **question)
+    assert answer.choices[0].message.content == "".join(
+        part.choices[0].delta.content or "" for part in deltas
     )
-    chat = client.chat.completions.create(
-        model="reference",
-        messages=[{"role": "user", "content": "Hello"}],
-        max_tokens=16,
-        temperature=0.0,
-        stream=stream,
-    )
-    if stream:
-        assert "".join(part.choices[0].text for part in completion)
-        assert "".join(part.choices[0].delta.content or "" for part in chat)
-    else:
-        assert completion.choices[0].text
-        assert chat.choices[0].message.content
 
 
 def test_labels_of_both_replicas_are_merged_once_and_learned_from(fleet: Fleet) -> None:
