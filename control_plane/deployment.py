@@ -167,7 +167,7 @@ def remove(*, stop_serve: bool) -> list[str]:
     if end_estimator():
         there.append("estimator")
     if stop_serve and not serve.status().applications:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
     return there
 
 
