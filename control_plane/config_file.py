@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from control_plane.config import FleetConfig
 from control_plane.config_errors import ConfigError

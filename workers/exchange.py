@@ -251,7 +251,9 @@ class Exchange:
             due = [(self._outbox.put(hello := self._hello()), hello)]
         oldest = self._outbox.oldest
         frames = [
-            structs.replace(frame, seq=seq, oldest=oldest, applied=self._applied)
+            structs.replace(
+                frame, seq=seq, oldest=oldest, applied=self._applied, heard=self._outbox.epoch
+            )
             for seq, frame in due
         ]
         try:

@@ -8,9 +8,9 @@ import platform
 
 from rich.console import Console
 
-from tests.benchmarks import frames, refit
+from tests.benchmarks import actor, frames, refit
 
-BENCHMARKS = {"frames": frames.run, "refit": refit.run}
+BENCHMARKS = {"frames": frames.run, "refit": refit.run, "actor": actor.run}
 
 
 def main() -> None:

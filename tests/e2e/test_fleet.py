@@ -33,7 +33,7 @@ def settled(fleet: Fleet) -> tuple[float, float]:
 
     def both() -> tuple[float, float] | None:
         graded = sum(replica["exchange"].get("labels", 0) for replica in fleet.replicas())
-        merged = sum(fleet.pair()["counters"]["labels"])
+        merged = fleet.pair()["counters"]["labels"]
         last.append((graded, merged))
         return last[-1] if graded == merged else None
 

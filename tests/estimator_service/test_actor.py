@@ -76,7 +76,7 @@ def cluster() -> Iterator[Cluster]:
     )
     yield cluster
     ray.shutdown()
-    cluster.shutdown()  # type: ignore[no-untyped-call]
+    cluster.shutdown()
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def observe(mine: Fleet) -> dict[str, Any]:
         try:
             replicas, estimator, pair = mine.replicas(), mine.estimator(), mine.pair()
             graded = sum(replica["exchange"].get("labels", 0) for replica in replicas)
-            merged = sum(pair["counters"]["labels"])
+            merged = pair["counters"]["labels"]
             if graded == merged or time.monotonic() > deadline:
                 break
         except Exception:
