@@ -135,6 +135,11 @@ def _environment(directory: Path) -> dict[str, str]:
         # Or Ray hides the accelerators from whoever asks for no share of them.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Serve asks replicas how busy they are before it sends them a request, and by default waits
+        # a tenth of a second for the answer. With fewer cores than processes that is too little,
+        # and what it does then takes seconds.
+        "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
+        "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "5",
         # There is no other node that could take over.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_ADDRESS": "",

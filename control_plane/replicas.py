@@ -10,6 +10,8 @@ from control_plane.fleet_state import read_state
 
 DEPLOYMENT = "SpecFleetServer:"
 """How Ray Serve LLM begins the name of a deployment of `workers.server.SpecFleetServer`."""
+CALL_SECONDS = 30.0
+"""That replicas may take for an answer: a call into an engine waits for the step in flight."""
 POPULATED_WITHIN = 10.0
 """Seconds that a new handle may take to learn which replicas there are."""
 
@@ -30,18 +32,21 @@ class Replicas:
     @classmethod
     def connect(cls) -> Replicas:
         """Join the Ray of the fleet that is up, as a client. Raises ReplicasError."""
+        state = read_state()
+        try:
+            # Before Ray is imported: it reads then how the cluster wants to be talked to.
+            if state is not None:
+                join(state)
+            else:
+                connect("auto")
+        except DeploymentError as error:
+            raise ReplicasError(f"no Ray that runs a fleet: {error}") from error
         import ray
         from ray import serve
 
-        state = read_state()
         try:
-            if not ray.is_initialized():
-                if state is not None:
-                    join(state)
-                else:
-                    connect("auto")
             applications = serve.status().applications
-        except (DeploymentError, RuntimeError, ray.exceptions.RayError) as error:
+        except (RuntimeError, ray.exceptions.RayError) as error:
             raise ReplicasError(f"no Ray that runs a fleet: {_first_line(error)}") from error
         handles = {
             name: serve.get_deployment_handle(name, app)
@@ -53,7 +58,7 @@ class Replicas:
             raise ReplicasError("Ray runs, but no fleet on it; `specfleet up` starts one")
         return cls(handles)
 
-    def call(self, method: str, *arguments: Any, timeout: float = 10.0) -> list[Any]:
+    def call(self, method: str, *arguments: Any, timeout: float = CALL_SECONDS) -> list[Any]:
         """The answers of all replicas that gave one within `timeout` seconds. Blocks.
 
         Raises:

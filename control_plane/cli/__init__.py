@@ -1,5 +1,6 @@
 """The `specfleet` command."""
 
+import logging
 from importlib.metadata import version
 from typing import Annotated
 
@@ -39,4 +40,7 @@ def _specfleet(
 
 def main() -> None:
     """Entry point. Exits with 0, with 1 for bad input and with 2 for wrong usage."""
+    # They tell of every request; Ray puts them on the terminal.
+    for chatty in ("httpx", "openai", "ray.serve"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     app()

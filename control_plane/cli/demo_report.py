@@ -30,7 +30,7 @@ where f, the log-odds of the drafter's best token, says how sure it is. vLLM
 learns slope and intercepts in each process alone. SpecFleet learns them from
 all replicas together, and gives every replica the same."""
 
-ROW = "{time:>6}  {version:>7}  {labels:>9}  {slope:>6}  {intercepts:<{width}}  {ece:>6}  {cold:>6}"
+ROW = "{time:>5} {version:>7}  {labels:>9}  {slope:>6}  {intercepts:<{width}}  {ece:>5}  {cold:>5}"
 
 
 def what_is_up(pair: Pair, epoch: int) -> RenderableType:
@@ -108,17 +108,21 @@ def calibration(pair: Pair) -> str:
 def strata(pair: Pair) -> RenderableType:
     """Predicted and observed acceptance, by stratum and position."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("stratum", overflow="fold")
+    table.add_column("stratum", no_wrap=True)
     table.add_column("labels", justify="right", no_wrap=True)
     for k in range(min(pair["key"]["num_speculative_tokens"], POSITIONS)):
         table.add_column(f"{k}", justify="center", no_wrap=True)
     for name, stratum in sorted(pair["strata"].items()):
         cells = [
-            f"{_share(p['predicted'], 2)} {_share(p['observed'], 2)}"
+            f"{_short(p['predicted'])} {_short(p['observed'])}"
             for p in stratum["positions"][:POSITIONS]
         ]
         table.add_row(name, f"{stratum['observations']:,.0f}", *cells)
     return table
+
+
+def _short(value: float | None) -> str:
+    return _share(value, 2).removeprefix("0")
 
 
 def _share(value: float | None, digits: int = 3) -> str:
