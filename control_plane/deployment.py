@@ -56,13 +56,15 @@ class FleetProgress:
 
 
 def connect(address: str, environment: Mapping[str, str] | None = None) -> None:
-    """Join a Ray cluster, quietly. Raises DeploymentError."""
+    """Join a Ray cluster, quietly, unless one was joined before. Raises DeploymentError."""
     os.environ.update(environment or {})
     # Set before the imports, which read them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import ray
 
+    if ray.is_initialized():
+        return
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:

@@ -177,7 +177,7 @@ def record_into(
     return done
 
 
-FULL_ANSWER = 20_000
+FULL_ANSWER = 500
 """Rows in an answer that mean that there are more: `workers.vllm.host_worker.RECORD_ROWS`."""
 
 

@@ -35,8 +35,9 @@ from workers.vllm.rpc import (
 P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-RECORD_ROWS = 20_000
-"""Rows of the record in one answer: two megabytes or so."""
+RECORD_ROWS = 500
+"""Rows of the record in one answer: some 50 KiB, which Ray sends within a message. A larger answer
+goes through its object store, and a client that broadcasts a call may crash on one."""
 
 
 class HostWorkerError(ValueError):
