@@ -234,6 +234,7 @@ EXAMPLE: dict[str, Any] = {
     "slope": 0.6931,
     "intercepts": [0.1201, -0.0522],
     "calibration": _SCORES,
+    "first_guess": _SCORES,
     "strata": {
         "sampled-code": {
             **_SCORES,
