@@ -34,6 +34,7 @@ def soak(mine: Fleet, results: Path, seconds: float, kill_every: float) -> None:
     """Fill `results` up to `seconds` of load."""
     done = sum(row["seconds"] for row in read(results))
     killed_at = time.monotonic()
+    run = time.time()
     with Progress(console=Console(stderr=True)) as bars:
         bar = bars.add_task("Soaking", total=seconds, completed=done)
         while done < seconds:
@@ -42,6 +43,7 @@ def soak(mine: Fleet, results: Path, seconds: float, kill_every: float) -> None:
                 "run", "all", "--url", f"{mine.url}/v1", "--requests", str(BATCH), timeout=600.0
             )
             row = {
+                "run": run,
                 "seconds": time.monotonic() - start,
                 "requests": report["requests"],
                 "failures": report["failures"],
@@ -95,14 +97,15 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 def report(rows: list[dict[str, Any]], console: Console) -> bool:
     """Print what it came to; whether all is well."""
-    versions = [tuple(map(int, row["version"].split("."))) for row in rows]
     last = rows[-1]
+    # A run that goes on where another was stopped has a fleet of its own.
+    versions = [(row["run"], *map(int, row["version"].split("."))) for row in rows]
     table = Table(show_header=False)
     table.add_row("minutes", f"{sum(row['seconds'] for row in rows) / 60:.1f}")
     table.add_row("requests", str(sum(row["requests"] for row in rows)))
     failed = sum(len(row["failures"]) for row in rows)
     table.add_row("kinds of failure", str(failed))
-    table.add_row("estimator incarnations", str(len({row["epoch"] for row in rows})))
+    table.add_row("estimator incarnations", str(len({(row["run"], row["epoch"]) for row in rows})))
     table.add_row("labels graded, merged", f"{last['graded']:,} {last['merged']:,}")
     table.add_row("versions never go back", str(versions == sorted(versions)))
     for name in last["replicas_mib"]:
@@ -110,7 +113,9 @@ def report(rows: list[dict[str, Any]], console: Console) -> bool:
         known = [value for value in memory if value is not None]
         half = known[len(known) // 2]
         table.add_row(f"replica {name}, MiB", f"{known[0]:.0f} {half:.0f} {known[-1]:.0f}")
-    longest = [row["estimator_mib"] for row in rows if row["epoch"] == last["epoch"]]
+    longest = [
+        row["estimator_mib"] for row in rows if row["estimator_pid"] == last["estimator_pid"]
+    ]
     table.add_row("estimator, MiB", f"{longest[0]:.0f} {longest[-1]:.0f}")
     console.print(table)
     return not failed and last["graded"] == last["merged"] and versions == sorted(versions)
