@@ -139,7 +139,7 @@ def running_fleet(directory: Path) -> Iterator[Fleet]:
         assert down.returncode == 0, down.stderr[-3000:]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with running_fleet(tmp_path_factory.mktemp("fleet")) as mine:
         yield mine
