@@ -130,9 +130,9 @@ def serving(fleet: Fleet) -> dict[str, Any]:
 
 
 def test_a_record_of_live_drafts_can_be_fitted(fleet: Fleet) -> None:
-    run(fleet, "--requests", "20", "--max-tokens", "32")
+    run(fleet, "--requests", "30", "--max-tokens", "32")
     trace = fleet.directory / "trace.parquet"
-    recorded = fleet.command("record", str(trace), "--rows", "1000", "--quiet")
+    recorded = fleet.command("record", str(trace), "--rows", "300", "--quiet")
     assert recorded.returncode == 0, recorded.stderr[-3000:]
     fitted = fleet.json("fit", str(trace))
     assert fitted["rejected_rows"] == 0
