@@ -129,17 +129,6 @@ def serving(fleet: Fleet) -> dict[str, Any]:
     return found
 
 
-def test_a_record_of_live_drafts_can_be_fitted(fleet: Fleet) -> None:
-    run(fleet, "--requests", "30", "--max-tokens", "32")
-    trace = fleet.directory / "trace.parquet"
-    recorded = fleet.command("record", str(trace), "--rows", "300", "--quiet")
-    assert recorded.returncode == 0, recorded.stderr[-3000:]
-    fitted = fleet.json("fit", str(trace))
-    assert fitted["rejected_rows"] == 0
-    assert len(fitted["intercepts"]) == 5
-    assert 0.1 < fitted["slope"] < 2.0
-
-
 def test_a_replica_that_is_killed_comes_back_with_the_fleets_coefficients(fleet: Fleet) -> None:
     first, second = fleet.replicas()
     names = {first["exchange"]["replica"], second["exchange"]["replica"]}
