@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +21,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from control_plane.cli import demo_report as show
-from control_plane.cli.terminal import fail
 from control_plane.load.comparison import Arm, Comparison, compare
 from control_plane.load.endpoint import Endpoint, EndpointError, Request
 from control_plane.load.loop import Stop, closed_loop
@@ -99,7 +98,7 @@ def demo(
         url = (url or _bring_up(console)).rstrip("/")
         told = asyncio.run(_tell(console, url, seconds, rounds))
     except (DemoError, EndpointError, PairsError, PromptsError) as error:
-        fail(Console(stderr=True), "demo", str(error))
+        _fail(str(error))
     except KeyboardInterrupt:
         Console(stderr=True).print("\nInterrupted. The fleet is still up.")
         raise typer.Exit(INTERRUPTED) from None
@@ -374,3 +373,8 @@ def _bar(console: Console) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+def _fail(why: str) -> NoReturn:
+    Console(stderr=True).print(Text(f"specfleet demo: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

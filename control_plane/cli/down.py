@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -11,7 +11,6 @@ from rich.text import Text
 
 from control_plane import local_ray
 from control_plane.cli.steps import Steps, no_chatter
-from control_plane.cli.terminal import fail
 from control_plane.fleet_state import (
     FleetBusyError,
     FleetState,
@@ -43,7 +42,7 @@ def down(
         with exclusively(), no_chatter():
             ended = _take_down(Steps(messages, quiet=quiet))
     except (FleetBusyError, DownError) as error:
-        fail(messages, "down", str(error))
+        _fail(messages, str(error))
     if as_json:
         typer.echo(json.dumps(ended, indent=2))
     elif ended["was_up"]:
@@ -94,3 +93,8 @@ def _store(state: FleetState) -> str | None:
         return None
     url = str(state.config["estimator"]["store"])
     return url.removeprefix("sqlite:///") if url.startswith("sqlite") else url.rpartition("@")[2]
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    messages.print(Text(f"specfleet down: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

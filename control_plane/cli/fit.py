@@ -3,16 +3,16 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from control_plane.cli.fit_document import document
 from control_plane.cli.fit_plot import save_plot
 from control_plane.cli.fit_report import rejected_rows, report, verdict
-from control_plane.cli.terminal import fail
 from control_plane.cli.trace_file import read_trace
 from estimator_service.offline import POOLING, NoLabelsError, OfflineFit, fit_labels
 from estimator_service.trace import Trace, TraceError
@@ -93,7 +93,7 @@ def fit(
             if graded.rejected_rows and (strict or not len(graded.labels)):
                 messages.print(rejected_rows(graded))
             if graded.rejected_rows and strict:
-                fail(messages, "fit", f"{trace}: --strict allows no rejected row")
+                _fail(messages, f"{trace}: --strict allows no rejected row")
             fitting = bars.add_task("Fitting", total=None)
             fitted = fit_labels(
                 graded.labels,
@@ -102,7 +102,7 @@ def fit(
                 on_step=lambda n, _: bars.update(fitting, description=f"Fitting, step {n}"),
             )
     except (TraceError, NoLabelsError) as error:
-        fail(messages, "fit", str(error))
+        _fail(messages, str(error))
     if as_json:
         typer.echo(json.dumps(document(graded, fitted), indent=2, allow_nan=False))
         if not quiet:
@@ -113,7 +113,7 @@ def fit(
         try:
             save_plot(fitted, plot)
         except OSError as error:
-            fail(messages, "fit", f"{plot}: {error.strerror or error}")
+            _fail(messages, f"{plot}: {error.strerror or error}")
 
 
 def _progress(messages: Console, quiet: bool) -> Progress:
@@ -135,3 +135,9 @@ def _warn(messages: Console, graded: Trace, fitted: OfflineFit) -> None:
         messages.print(rejected_rows(graded))
     if not fitted.converged:
         messages.print(verdict(fitted))
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    # As it is, not wrapped: somebody may look for it in a log.
+    messages.print(Text(f"specfleet fit: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from control_plane.cli.terminal import fail, progress
 from control_plane.cli.trace_file.writer import TraceWriter
 from control_plane.replicas import Replicas, ReplicasError
 from estimator_service.trace import TraceError
@@ -101,7 +101,7 @@ def record(
     try:
         replicas = Replicas.connect()
         check_recording(replicas)
-        with TraceWriter(file, append=append) as trace, progress(messages, quiet) as bars:
+        with TraceWriter(file, append=append) as trace, _progress(messages, quiet) as bars:
             total = float(rows) if rows is not None else limit
             bar = bars.add_task("Recording", total=total, done="")
 
@@ -113,11 +113,11 @@ def record(
             if trace.rows:
                 trace.commit()
     except (ReplicasError, TraceError) as error:
-        fail(messages, "record", str(error))
+        _fail(messages, str(error))
     if done.ended_by:
         messages.print(Text(f"ended early: {done.ended_by}", "yellow"), soft_wrap=True)
     if not trace.rows:
-        fail(messages, "record", "not one row came: the replicas verified no draft meanwhile")
+        _fail(messages, "not one row came: the replicas verified no draft meanwhile")
     _report(trace, done, as_json)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -230,3 +230,20 @@ def _report(trace: TraceWriter, done: Recording, as_json: bool) -> None:
         dropped = f"{done.dropped:,} further rows were dropped: a replica's record was full"
         console.print(Text(f"{dropped}. Record more often, or raise `record`.", "yellow"))
     console.print(f"Next: specfleet fit {trace.path}", soft_wrap=True)
+
+
+def _progress(messages: Console, quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[done]}"),
+        TimeElapsedColumn(),
+        console=messages,
+        transient=True,
+        disable=quiet or not messages.is_terminal,
+    )
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    messages.print(Text(f"specfleet record: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

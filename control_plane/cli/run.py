@@ -9,13 +9,14 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from control_plane.cli.run_report import Run, document, report
-from control_plane.cli.terminal import fail, progress
 from control_plane.load.endpoint import Endpoint, EndpointError, Request
 from control_plane.load.loop import Stop, closed_loop
 from control_plane.load.outcome import Failed, Outcome, Results
@@ -122,7 +123,7 @@ def run(
         with _Bar(messages, quiet, requests, seconds) as bar:
             done = asyncio.run(_run(url, how, prompts, names, concurrency, requests, seconds, bar))
     except (PromptsError, EndpointError) as error:
-        fail(messages, "run", str(error))
+        _fail(messages, str(error))
     if as_json:
         typer.echo(json.dumps(document(done), indent=2, allow_nan=False))
     else:
@@ -139,7 +140,15 @@ class _Bar:
     def __init__(
         self, messages: Console, quiet: bool, requests: int | None, seconds: float | None
     ) -> None:
-        self._progress = progress(messages, quiet)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+            console=messages,
+            transient=True,
+            disable=quiet or not messages.is_terminal,
+        )
         self._requests, self._seconds = requests, seconds
         self._sent = self._failed = self._tokens = 0
         self._start = 0.0
@@ -259,3 +268,8 @@ def _interrupts(told: asyncio.Event) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    messages.print(Text(f"specfleet run: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.text import Text
 
 from control_plane.cli.status_report import report
-from control_plane.cli.terminal import fail
 from control_plane.fleet_state import DEFAULT_URL, read_state
 from control_plane.operator_client import OperatorApiError, OperatorClient
 
@@ -60,7 +59,7 @@ def status(
         finally:
             client.close()
     except OperatorApiError as error:
-        fail(messages, "status", f"{error}{_hint(url)}")
+        _fail(messages, f"{error}{_hint(url)}")
     except KeyboardInterrupt:
         if not watch:
             raise
@@ -99,3 +98,8 @@ def _known_url() -> str:
 
 def _hint(url: str | None) -> str:
     return "" if url else "; specfleet up brings a fleet up, --url names another"
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    messages.print(Text(f"specfleet status: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)

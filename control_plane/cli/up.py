@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,7 +17,6 @@ from rich.text import Text
 
 from control_plane import local_ray
 from control_plane.cli.steps import Say, Steps, no_chatter
-from control_plane.cli.terminal import fail
 from control_plane.config import FleetConfig
 from control_plane.config_errors import ConfigError
 from control_plane.config_file import read_config
@@ -100,9 +99,9 @@ def up(
         with exclusively(), no_chatter():
             outcome = _bring_up(fleet, ray, timeout, Steps(messages, quiet=quiet))
     except (ConfigError, FleetBusyError, LocalRayError, UpError) as error:
-        fail(messages, "up", str(error))
+        _fail(messages, str(error))
     except KeyboardInterrupt:
-        fail(messages, "up", "interrupted; specfleet up goes on with it, specfleet down ends it")
+        _fail(messages, "interrupted; specfleet up goes on with it, specfleet down ends it")
     if as_json:
         typer.echo(json.dumps(_document(outcome), indent=2))
     else:
@@ -280,3 +279,8 @@ def _report(outcome: Outcome) -> Table:
     ):
         table.add_row(name, Text(value, "cyan"))
     return table
+
+
+def _fail(messages: Console, why: str) -> NoReturn:
+    messages.print(Text(f"specfleet up: {why}", "bold red"), soft_wrap=True)
+    raise typer.Exit(1)
